@@ -150,7 +150,7 @@ def test_stored_text_cannot_move_the_cursor(gd: Gd, shop: Harness) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--status", "faild"], "--status: 'faild' is not a status; did you mean 'failed'?"),
+        (["--status", "faild"], "--status: 'faild' is not a status; the statuses are runnable, executing"),
         (["--parent", "x"], "--parent: 'x' is not a number (id)"),
         (["--parent", "0"], "the id is 0"),
         (["--version", "two"], "--version: 'two' is not a number (version)"),

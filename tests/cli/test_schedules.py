@@ -43,7 +43,7 @@ def test_add_and_show(gd: Gd, shop: Harness) -> None:
     assert lines[0] == "nightly: Checkout"
     assert lines[1].split() == ["when", "0", "3", "*", "*", "*", "Europe/Vienna"]
     assert lines[-1].split(maxsplit=1)[1] == (
-        '{"fsm": "Checkout", "queue": "night", "state": {"order": 7}, "priority": 3}'
+        '{"machine": "Checkout", "queue": "night", "state": {"order": 7}, "priority": 3}'
     )
 
 

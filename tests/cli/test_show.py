@@ -47,7 +47,7 @@ def test_waiting_instance(gd: Gd, shop: Harness, target: str) -> None:
     assert "(in 23h59m)" in facts["deadline"]
     assert section(gd, target, "inbox")[0] == "inbox: 1 unconsumed, 4 bytes"
     assert section(gd, target, "inbox")[1].startswith("note × 1, ")
-    assert section(gd, target, "executions")[1].startswith("1 start DONE await in 0.")
+    assert section(gd, target, "executions")[1].startswith("1 start: DONE (await) in 0.")
 
 
 def test_failed_instance_with_error(gd: Gd, shop: Harness) -> None:
@@ -76,7 +76,7 @@ def test_instance_cancelled_while_waiting(gd: Gd, shop: Harness) -> None:
     shop.drain()
     shop.cancel(1)
     assert lines(gd, 1)["step"] == "ship, 1 execution in total"
-    assert section(gd, 1, "executions")[2] == "2 ship ABORTED cancelled while waiting; no step ran"
+    assert section(gd, 1, "executions")[2] == "2 ship: ABORTED (cancelled) while waiting; no step ran"
 
 
 def test_parent_with_children(gd: Gd, shop: Harness) -> None:

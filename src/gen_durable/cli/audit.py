@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from typing import TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import click
 import msgspec
@@ -19,11 +18,12 @@ from .failure import no_instance
 from .groups import ListGroup, action_options
 from .json_text import json_option, print_json, print_json_rows
 from .options import target
-from .rows import by_text, clean
+from .rows import by_text, clean, print_columns
 
 __all__ = ["audit"]
 
 T = TypeVar("T")
+_COLUMNS: Final = ("NUMBER", "TIME", "SUBJECT", "EVENT", "ACTOR", "REASON", "DATA")
 
 
 @click.group(cls=ListGroup)
@@ -73,10 +73,13 @@ def list_events(
     if as_json:
         print_json_rows(msgspec.structs.asdict(event) for event in events)
         return
-    for event in events:
-        click.echo("  ".join(_cells(event, with_subject=of is None)))
     if not events:
         click.echo("no audit events", err=True)
+        return
+    print_columns([_COLUMNS, *map(_cells, events)])
+    if len(events) == limit:
+        page = "--before" if of is None else "--after"
+        click.echo(f"{limit} shown. Next page: {page} {events[-1].number}", err=True)
 
 
 @audit.command()
@@ -92,13 +95,14 @@ def level(
     off: write nothing. failures: failures, crashes and actions of operators. all: every event.
     """
     if level is None:
-        level = asyncio.run(_run(place, _verbs.audit_level()))
+        text: str = (level := asyncio.run(_run(place, _verbs.audit_level())))
     else:
-        asyncio.run(_run(place, _verbs.set_audit(level, reason, actor)))
+        before, _ = asyncio.run(_run(place, _verbs.set_audit(level, reason, actor)))
+        text = f"audit level set to {level} (was {before})"
     if as_json:
         print_json({"level": level})
     else:
-        click.echo(level)
+        click.echo(text)
 
 
 async def _run(place: Place, plan: Plan[T]) -> T:
@@ -106,15 +110,18 @@ async def _run(place: Place, plan: Plan[T]) -> T:
         return await database.run(plan)
 
 
-def _cells(event: AuditEvent, *, with_subject: bool) -> Iterator[str]:
-    yield f"{event.at.astimezone():%Y-%m-%d %H:%M:%S}"
-    if with_subject:
-        yield clean(event.subject or str(event.instance_id))
-    yield event.event
-    if event.actor is not None:
-        yield by_text(event.actor, event.login)
-    if event.reason is not None:
-        yield clean(event.reason)
-    for name, value in event.data.items():
-        # People count attempts from 1.
-        yield f"{name}={clean(str(value + 1 if name == 'attempt' else value))}"
+def _cells(event: AuditEvent) -> tuple[str, ...]:
+    return (
+        str(event.number),
+        f"{event.at.astimezone():%Y-%m-%d %H:%M:%S}",
+        clean(event.subject or str(event.instance_id)),
+        event.event,
+        "-" if event.actor is None else by_text(event.actor, event.login).removeprefix("by "),
+        clean(event.reason or "-"),
+        " ".join(f"{name}={_value(name, value)}" for name, value in event.data.items()) or "-",
+    )
+
+
+def _value(name: str, value: Any) -> str:
+    # People count attempts from 1.
+    return clean(str(value + 1 if name == "attempt" else value))

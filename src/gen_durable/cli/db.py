@@ -43,6 +43,7 @@ def status(dsn: str | None, settings_file: Path | None, **given: Any) -> None:
 @click.option(
     "--to",
     type=click.IntRange(min=1),
+    metavar="N",
     default=LATEST,
     show_default="the latest",
     help="Target version.",
@@ -62,6 +63,7 @@ def migrate(to: int, dsn: str | None, settings_file: Path | None, **given: Any) 
 @click.option(
     "--to",
     type=click.IntRange(min=0),
+    metavar="N",
     default=0,
     show_default="0: drop everything",
     help="Target version.",
@@ -90,6 +92,7 @@ def down(to: int, yes: bool, dsn: str | None, settings_file: Path | None, **give
     "--from",
     "current",
     type=click.IntRange(min=0),
+    metavar="N",
     default=0,
     show_default=True,
     help="Installed version.",
@@ -97,6 +100,7 @@ def down(to: int, yes: bool, dsn: str | None, settings_file: Path | None, **give
 @click.option(
     "--to",
     type=click.IntRange(min=0),
+    metavar="N",
     default=LATEST,
     show_default="the latest",
     help="Target version.",

@@ -18,15 +18,17 @@ __all__ = ["demo"]
 @click.option(
     "--orders",
     type=click.IntRange(50, 10_000),
+    metavar="N",
     default=300,
     show_default=True,
     help="Number of orders.",
 )
 @dsn_option
 def demo(orders: int, dsn: str | None) -> None:
-    """Run a shop on two worker processes, kill one, and prove that nothing was lost or committed twice.
+    """Run the demo: kill one of two workers, and check that nothing was lost.
 
-    The demo uses a schema of its own, gen_durable_demo, and drops it first.
+    A shop runs on two worker processes. The demo kills one of them, and checks that no work was lost or committed
+    twice. It uses a schema of its own, gen_durable_demo, and drops it first.
 
     Exit code 1: a check of the summary failed.
     """

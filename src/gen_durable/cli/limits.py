@@ -63,7 +63,8 @@ def set_limits(place: Place, new: tuple[Limit, ...], reason: str | None, actor: 
     """
     for one in new:
         asyncio.run(_run(place, _verbs.set_limit(one, reason, actor)))
-        click.echo("  ".join(_cells(one)))
+        name, kind, value = _cells(one)
+        click.echo(f"set {kind} limit {name}: {value}")
 
 
 @limits.command("rm")

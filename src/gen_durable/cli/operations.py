@@ -32,7 +32,11 @@ T = TypeVar("T")
 @json_option
 @place_options()
 def workers(place: Place, as_json: bool) -> None:
-    """List workers: the live ones, and those that stopped reporting in the last 10 minutes (state silent)."""
+    """List workers.
+
+    State live: it reports on every heartbeat; draining: it finishes its steps and starts nothing; silent: it stopped
+    reporting in the last 10 minutes.
+    """
     now, found = asyncio.run(_run(place, _with_time(_verbs.workers())))
     if as_json:
         print_json_rows(found)
@@ -69,10 +73,10 @@ def queues() -> None:
 @json_option
 @place_options()
 def list_queues(place: Place, as_json: bool) -> None:
-    """List queues: state, number of due, future, gated and executing instances, and of workers.
+    """List queues and their waiting instances.
 
-    OLDEST is how long the oldest due instance has waited. GATED instances wait for a concurrency slot. 10000 means at
-    least 10000.
+    OLDEST is how long the oldest due instance has waited. GATED instances wait for a concurrency slot. CONCURRENCY is
+    the value of `queues set`. 10000 means at least 10000.
     """
     found = asyncio.run(_run(place, _verbs.queues()))
     if as_json:

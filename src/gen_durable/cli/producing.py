@@ -54,7 +54,7 @@ class Insertion(msgspec.Struct, frozen=True):
     "--at",
     "eligible_at",
     type=moment,
-    metavar="MOMENT",
+    metavar="TIME",
     help="Earliest time of the first run: 2026-01-31T09:00Z.",
 )
 @click.option(

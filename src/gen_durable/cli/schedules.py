@@ -306,7 +306,9 @@ def _print(record: ScheduleRecord, *, as_json: bool) -> None:
         if fact is not None:
             text = fact.isoformat(timespec="seconds") if isinstance(fact, datetime) else clean(str(fact))
             click.echo(f"  {label:<14} {text}")
-    click.echo(f"  {'inserts':<14} {readable(msgspec.json.encode(record.spec).decode())}")
+    spec = {"machine" if name == "fsm" else name: value for name, value in record.spec.items()}
+    text = readable(msgspec.json.encode(spec).decode()).replace("\n", "\n" + " " * 17)
+    click.echo(f"  {'inserts':<14} {text}")
 
 
 def _pause(record: ScheduleRecord) -> str | None:

@@ -37,7 +37,9 @@ def _statuses(text: str) -> tuple[Status, ...]:
     statuses = statuses_of(text)
     if statuses is None:
         hint = did_you_mean(text, STATUS_WORDS, "status")
-        raise click.BadParameter(f"{text!r} is not a status{hint}; there are {', '.join(STATUS_WORDS)}")
+        raise click.BadParameter(
+            f"{text!r} is not a status; the statuses are {', '.join(STATUS_WORDS)}{hint}"
+        )
     return statuses
 
 
@@ -105,14 +107,14 @@ _FIELDS: Final = (
         "since",
         "inserted_after",
         moment_or_age,
-        "AGE",
+        "TIME",
         "Inserted after this time: an age (1h), or ISO 8601 (2026-01-31T09:00Z).",
     ),
     _Field(
         "until",
         "inserted_before",
         moment_or_age,
-        "AGE",
+        "TIME",
         "Inserted before this time: an age (1h), or ISO 8601 (2026-01-31T09:00Z).",
     ),
 )

@@ -169,14 +169,15 @@ def _child(row: Row) -> str:
 
 def _execution(row: Row) -> str:
     if not _has_run(row):
-        return f"{row['attempt']} {clean(row['step'])} {row['status']} {row['outcome']} while waiting; no step ran"
+        return f"{row['attempt']} {clean(row['step'])}: {row['status']} ({row['outcome']}) while waiting; no step ran"
     began = row["started_at"] or row["leased_at"]
     took = f" in {_seconds(began, row['finished_at'])}" if began and row["finished_at"] else ""
-    outcome = f" {row['outcome']}" if row["outcome"] else ""
+    outcome = f" ({row['outcome']})" if row["outcome"] else ""
     is_lost = row["outcome"] in ("lease", "poison") and row["lease_expires_at"] is not None
     lease = f", lease until {row['lease_expires_at']:%H:%M:%S}" if is_lost else ""
     said = f": {clean(row['error'])}" if row["error"] else ""
-    return f"{row['attempt']} {clean(row['step'])} {row['status']}{outcome}{took} by {row['lease_owner']}{lease}{said}"
+    end = f"{row['status']}{outcome}{took} on {row['lease_owner']}{lease}{said}"
+    return f"{row['attempt']} {clean(row['step'])}: {end}"
 
 
 def _bold(text: str) -> str:

@@ -106,7 +106,8 @@ def worker(
 
     The first signal drains: running steps get --drain-timeout to finish. A second signal skips the drain.
 
-    Exit code 0: stopped by a signal; 1: the worker failed; 2: usage error, or database unreachable.
+    Exit code 0: stopped by a signal; 1: with --processes, one of them failed; 2: usage error, database unreachable, or
+    the worker failed.
     """
     if target is None and not no_queues:
         raise click.UsageError("Missing argument 'TARGET'.")
