@@ -23,10 +23,10 @@ select id, lease_token, status::text as status, has_signals, queue, continued_at
   select committed.id, committed.step_seq, event.n, event.sink, event.type, event.subject, event.data::jsonb
     from unnest(:event_ids::bigint[], :event_tokens::bigint[], :event_ns::int[], :event_sinks::text[], :event_types::text[],
                 :event_subjects::text[], :event_datas::text[]) with ordinality
-         as event (id, lease_token, n, sink, type, subject, data, place)
+         as event (id, lease_token, n, sink, type, subject, data, ord)
     join committed on committed.id = event.id and committed.lease_token = event.lease_token
    where not committed.is_cancelled
-   order by event.place
+   order by event.ord
 )
 select id, lease_token, status::text as status, has_signals, queue, continued_at, null::text[] as released from committed
 

@@ -7,8 +7,8 @@ insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, d
 select event.instance_id, event.step_seq, event.n, event.sink, event.type, event.subject, event.data::jsonb
   from unnest(:ids::bigint[], :step_seqs::bigint[], :ns::int[], :sinks::text[], :types::text[], :subjects::text[],
               :datas::text[]) with ordinality
-       as event (instance_id, step_seq, n, sink, type, subject, data, place)
- order by event.place
+       as event (instance_id, step_seq, n, sink, type, subject, data, ord)
+ order by event.ord
 
 -- name: lease_events
 -- Lease due events of one sink, the longest due first. An event is leased only if every unpublished event before it in its

@@ -145,12 +145,12 @@ language sql set search_path = pg_catalog, pg_temp as $$
   returning g.queue
 $$;
 
--- Defer the due rows of exhausted buckets to their turns, at most 1000 per bucket and queue; returns the number of each.
--- Deferred rows leave the head of their queue, and a pick finds each when its tokens are there. Rows that missed their turn
--- keep their position; rows without a turn are appended. Rows whose limit does not exist stall. apply_limit makes them due when
--- it creates the limit: it either waits for the lock that is taken here and sees the rows, or holds the lock already, and then
--- the rows are due again in a second. In addition, one row of each call is due every 30 s, for telemetry, and the others once a
--- day: a million stalled rows cost a pick nothing.
+-- Defer the due rows of exhausted buckets to their turns (rate_turn_at), at most 1000 per bucket and queue; returns the number of
+-- each. Deferred rows leave the head of their queue, and a pick finds each when its tokens are there. Rows that missed their turn
+-- keep their position; rows without a turn are appended.
+-- Rows whose limit does not exist stall. apply_limit makes them due when it creates the limit: it either waits for the lock that
+-- is taken here and sees the rows, or holds the lock already, and then the rows are due again in a second. In addition, one row
+-- of each call is due every 30 s, for telemetry, and the others once a day: a million stalled rows cost a pick nothing.
 -- Locks: limits (ROW SHARE, only for stalling, NOWAIT); buckets by key; rows, SKIP LOCKED; then ungate.
 --   keys, queues     the buckets, and the queues of their rows
 --   fsms, versions   only rows of these machines; null: of all

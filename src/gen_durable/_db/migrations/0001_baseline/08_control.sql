@@ -57,7 +57,8 @@ begin
    where s.target_id = any (ending) and s.consumed_seq is null or s.target_id = any (ending) and s.dedup_key is not null;
   woken := array(
              select gen_durable.join_parents(array_agg(g.parent_id), array_agg(g.parent_round)) from gen_durable.gen_durable g
-              where g.id = any (ending) and g.parent_id is not null having count(*) > 0) || array(select gen_durable.ungate(live.keys));
+              where g.id = any (ending) and g.parent_id is not null having count(*) > 0)
+           || array(select gen_durable.ungate(live.keys));
   return query
     select row.id, row.was, case when row.id = any (ending) then 'cancelled' else row.was end, woken
       from unnest(live.ids, live.statuses) as row (id, was);
