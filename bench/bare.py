@@ -26,7 +26,7 @@ _RECORDER = commits.Recorder("bare", "all")
 
 async def bare_inserts(database: Database, rows: list[NewInstance]) -> None:
     """Insert prepared rows with one statement."""
-    await database.run(inserts.insert(rows, is_alone=True))
+    await database.run(inserts.insert(rows, autocommit=True))
 
 
 async def bare_loop(database: Database, fsm: str, queue: str, steps: int) -> int:

@@ -76,8 +76,8 @@ from .refs import (
 from .signals import Signal
 
 __all__ = [
-    "Confirming",
     "Filters",
+    "PauseConfirmation",
     "Poll",
     "Wait",
     "audit",
@@ -86,7 +86,6 @@ __all__ = [
     "cancel",
     "cancel_all",
     "children",
-    "confirming",
     "count",
     "current",
     "definition_of_target",
@@ -100,6 +99,7 @@ __all__ = [
     "insert_all",
     "limits",
     "page",
+    "pause_confirmation",
     "pause_queue",
     "queues",
     "remove_limit",
@@ -142,17 +142,17 @@ class Filters(TypedDict, total=False):
 
 
 def insert(
-    spec: AnySpec, settings: Settings, *, is_alone: bool
+    spec: AnySpec, settings: Settings, *, autocommit: bool
 ) -> Plan[tuple[InsertResult[Any, Any], set[str]]]:
     """Insert one instance."""
-    (result,), queues = yield from insert_all([spec], settings, is_alone=is_alone)
+    (result,), queues = yield from insert_all([spec], settings, autocommit=autocommit)
     if isinstance(result, KeyTaken):
         raise result.error
     return result, queues
 
 
 def insert_all(
-    specs: Sequence[AnySpec], settings: Settings, *, is_alone: bool
+    specs: Sequence[AnySpec], settings: Settings, *, autocommit: bool
 ) -> Plan[tuple[list[InsertResult[Any, Any] | KeyTaken[Any, Any]], set[str]]]:
     """Insert instances; the results are in the order of the specs."""
     for spec in specs:
@@ -168,7 +168,7 @@ def insert_all(
             if len(specs) > 1:
                 error.add_note(f"Spec {number} of {len(specs)}; none of them was inserted.")
             raise
-    answers = yield from inserts.insert(rows, is_alone=is_alone)
+    answers = yield from inserts.insert(rows, autocommit=autocommit)
     results = [_insert_result(*one) for one in zip(specs, rows, answers, strict=True)]
     return results, {answer.queue for answer in answers if answer.is_new}
 
@@ -254,12 +254,12 @@ def children(target: Target, *, every: bool) -> Plan[Sequence[Instance[Any, Any]
 
 
 def cancel(
-    target: Target, reason: str | None, actor: str | None, *, force: bool, cascade: bool, is_alone: bool
+    target: Target, reason: str | None, actor: str | None, *, force: bool, cascade: bool, autocommit: bool
 ) -> Plan[tuple[CancelResult, set[str]]]:
     """Cancel an instance; with `cascade`, also all descendants."""
     id = yield from resolve(target, "cancel")
     why, who = _reason(reason), _actor(actor)
-    rows = yield from control.cancel([id], why, who, force=force, is_alone=is_alone)
+    rows = yield from control.cancel([id], why, who, force=force, autocommit=autocommit)
     if not rows:
         raise NoTargetError(id, "cancel")
     queues = _woken(rows)
@@ -270,7 +270,7 @@ def cancel(
         parents = yield from control.unfinished_children(parents)
         yield from control.in_batches(
             parents,
-            lambda batch: control.cancel(batch, why, who, force=force, is_alone=is_alone),
+            lambda batch: control.cancel(batch, why, who, force=force, autocommit=autocommit),
             lambda rows: queues.update(_woken(rows)),
         )
     return _cancel_result(rows[0]), queues
@@ -283,7 +283,7 @@ def cancel_all(
     actor: str | None,
     *,
     force: bool,
-    is_alone: bool,
+    autocommit: bool,
 ) -> Plan[tuple[int, set[str]]]:
     """Cancel all live instances that match; return how many."""
     wanted = _filter(machine, {"status": LIVE_STATUSES, **filters})
@@ -297,18 +297,18 @@ def cancel_all(
 
     yield from control.in_batches(
         _parents_first((yield from control.matching_ids(wanted))),
-        lambda batch: control.cancel(batch, why, who, force=force, is_alone=is_alone),
+        lambda batch: control.cancel(batch, why, who, force=force, autocommit=autocommit),
         on_changed,
     )
     return count, queues
 
 
 def soft_delete(
-    target: Target, reason: str | None, actor: str | None, *, is_alone: bool
+    target: Target, reason: str | None, actor: str | None, *, autocommit: bool
 ) -> Plan[tuple[Deleted, set[str]]]:
     """Soft-delete an instance."""
     id = yield from resolve(target, "delete")
-    rows = yield from control.delete([id], _reason(reason), _actor(actor), is_alone=is_alone)
+    rows = yield from control.delete([id], _reason(reason), _actor(actor), autocommit=autocommit)
     if not rows:
         raise NoTargetError(id, "delete")
     row = rows[0]
@@ -321,7 +321,7 @@ def delete_all(
     reason: str | None,
     actor: str | None,
     *,
-    is_alone: bool,
+    autocommit: bool,
 ) -> Plan[tuple[int, set[str]]]:
     """Soft-delete all instances that match; return how many."""
     wanted = _filter(machine, filters)
@@ -335,21 +335,21 @@ def delete_all(
 
     yield from control.in_batches(
         _parents_first((yield from control.matching_ids(wanted))),
-        lambda batch: control.delete(batch, why, who, is_alone=is_alone),
+        lambda batch: control.delete(batch, why, who, autocommit=autocommit),
         on_changed,
     )
     return count, queues
 
 
 def restore(
-    target: Target, reason: str | None, actor: str | None, *, is_alone: bool
+    target: Target, reason: str | None, actor: str | None, *, autocommit: bool
 ) -> Plan[tuple[Restored, set[str]]]:
     """Undo a soft delete. A key refers to the deleted instance that had it, even if another instance has it now."""
     value = target_value(target)
     id = (yield from control.deleted_with_key(value)) if isinstance(value, str) else value
     if id is None:
         id = yield from resolve(target, "restore")
-    rows = yield from control.restore([id], _reason(reason), _actor(actor), is_alone=is_alone)
+    rows = yield from control.restore([id], _reason(reason), _actor(actor), autocommit=autocommit)
     if not rows:
         raise NoTargetError(id, "restore")
     return Restored(id, Status(rows[0]["status"])), set()
@@ -362,7 +362,7 @@ def retry(
     actor: str | None,
     settings: Settings,
     *,
-    is_alone: bool,
+    autocommit: bool,
 ) -> Plan[tuple[RetryResult, set[str]]]:
     """Continue a failed or cancelled instance where it ended."""
     text = None
@@ -372,7 +372,7 @@ def retry(
         what = "the new state"
         text = encode(convert(state, type_, what), type_, what, settings.max_payload)
     id = yield from resolve(target, "retry")
-    rows = yield from control.retry([id], text, _reason(reason), _actor(actor), is_alone=is_alone)
+    rows = yield from control.retry([id], text, _reason(reason), _actor(actor), autocommit=autocommit)
     if not rows:
         raise NoTargetError(id, "retry")
     row = rows[0]
@@ -387,7 +387,7 @@ def retry_all(
     reason: str | None,
     actor: str | None,
     *,
-    is_alone: bool,
+    autocommit: bool,
 ) -> Plan[tuple[int, set[str]]]:
     """Retry all failed and cancelled instances that match; return how many.
 
@@ -405,7 +405,7 @@ def retry_all(
 
     yield from control.in_batches(
         (yield from control.matching_ids(wanted)),
-        lambda batch: control.retry(batch, None, why, who, is_alone=is_alone),
+        lambda batch: control.retry(batch, None, why, who, autocommit=autocommit),
         on_changed,
     )
     return count, queues
@@ -448,10 +448,12 @@ def pause_queue(name: str, reason: str | None, actor: str | None) -> Plan[tuple[
     return (yield from stored_workers.pause_queue(name, _actor(actor), _reason(reason))), set()
 
 
-def confirming(name: str, *, wait: bool, timeout: timedelta | None, is_borrowed: bool) -> Confirming | None:
+def pause_confirmation(
+    name: str, *, wait: bool, timeout: timedelta | None, has_conn: bool
+) -> PauseConfirmation | None:
     """Return the poll for the confirmations of a pause; `None` without `wait`."""
     if wait:
-        return Confirming(name, timeout, is_borrowed=is_borrowed)
+        return PauseConfirmation(name, timeout, has_conn=has_conn)
     if timeout is not None:
         raise UsageError("timeout= is given without wait=True", "add wait=True or remove timeout")
     return None
@@ -465,11 +467,11 @@ class Poll(Protocol[T_co]):
         ...
 
 
-class Confirming:
+class PauseConfirmation:
     """Polls until every live worker has confirmed the pause of a queue."""
 
-    def __init__(self, name: str, timeout: timedelta | None, *, is_borrowed: bool) -> None:
-        if is_borrowed:
+    def __init__(self, name: str, timeout: timedelta | None, *, has_conn: bool) -> None:
+        if has_conn:
             raise UsageError(
                 "wait=True cannot be used with conn=: workers see the pause only after that transaction has committed",
                 "remove one of them",

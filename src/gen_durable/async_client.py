@@ -182,7 +182,7 @@ class AsyncClient:
             UsageError: an option is unknown or invalid.
         """
         spec = Spec(machine, _verbs.given_state(state, args), **options)
-        return await self._write(_verbs.insert(spec, self.settings, is_alone=self._is_alone(conn)), conn)
+        return await self._write(_verbs.insert(spec, self.settings, autocommit=self._autocommit(conn)), conn)
 
     @overload
     async def insert_all(
@@ -208,7 +208,7 @@ class AsyncClient:
             UsageError: the specs exceed 512 MiB together; use several calls.
         """
         return await self._write(
-            _verbs.insert_all(list(specs), self.settings, is_alone=self._is_alone(conn)),
+            _verbs.insert_all(list(specs), self.settings, autocommit=self._autocommit(conn)),
             conn,
         )
 
@@ -310,7 +310,9 @@ class AsyncClient:
             NoTargetError: there is no such instance.
         """
         return await self._write(
-            _verbs.cancel(target, reason, actor, force=force, cascade=cascade, is_alone=self._is_alone(conn)),
+            _verbs.cancel(
+                target, reason, actor, force=force, cascade=cascade, autocommit=self._autocommit(conn)
+            ),
             conn,
         )
 
@@ -332,7 +334,9 @@ class AsyncClient:
             How many instances were cancelled or will be when their steps end.
         """
         return await self._write(
-            _verbs.cancel_all(machine, filters, reason, actor, force=force, is_alone=self._is_alone(None)),
+            _verbs.cancel_all(
+                machine, filters, reason, actor, force=force, autocommit=self._autocommit(None)
+            ),
             None,
         )
 
@@ -354,7 +358,7 @@ class AsyncClient:
             NoTargetError: there is no such instance.
         """
         return await self._write(
-            _verbs.soft_delete(target, reason, actor, is_alone=self._is_alone(conn)), conn
+            _verbs.soft_delete(target, reason, actor, autocommit=self._autocommit(conn)), conn
         )
 
     async def delete_all(
@@ -372,7 +376,7 @@ class AsyncClient:
             How many instances were deleted.
         """
         return await self._write(
-            _verbs.delete_all(machine, filters, reason, actor, is_alone=self._is_alone(None)), None
+            _verbs.delete_all(machine, filters, reason, actor, autocommit=self._autocommit(None)), None
         )
 
     async def restore(
@@ -392,7 +396,9 @@ class AsyncClient:
             NoTargetError: there is no such instance.
             UsageError: another instance has one of its keys now.
         """
-        return await self._write(_verbs.restore(target, reason, actor, is_alone=self._is_alone(conn)), conn)
+        return await self._write(
+            _verbs.restore(target, reason, actor, autocommit=self._autocommit(conn)), conn
+        )
 
     async def retry(
         self,
@@ -431,7 +437,7 @@ class AsyncClient:
             UsageError: another instance has one of its keys now.
         """
         return await self._write(
-            _verbs.retry(target, state, reason, actor, self.settings, is_alone=self._is_alone(conn)), conn
+            _verbs.retry(target, state, reason, actor, self.settings, autocommit=self._autocommit(conn)), conn
         )
 
     async def retry_all(
@@ -453,7 +459,7 @@ class AsyncClient:
             How many instances were retried.
         """
         return await self._write(
-            _verbs.retry_all(machine, filters, reason, actor, is_alone=self._is_alone(None)), None
+            _verbs.retry_all(machine, filters, reason, actor, autocommit=self._autocommit(None)), None
         )
 
     @overload
@@ -841,9 +847,9 @@ class AsyncClient:
         Raises:
             PauseTimeoutError: a live worker has not confirmed in time. The queue stays paused.
         """
-        confirming = _verbs.confirming(name, wait=wait, timeout=timeout, is_borrowed=conn is not None)
+        confirmation = _verbs.pause_confirmation(name, wait=wait, timeout=timeout, has_conn=conn is not None)
         said = await self._write(_verbs.pause_queue(name, reason, actor), conn)
-        return said if confirming is None else await self._poll(confirming)
+        return said if confirmation is None else await self._poll(confirmation)
 
     async def resume_queue(
         self,
@@ -985,7 +991,7 @@ class AsyncClient:
             answer, pause = await self._database.run(poll.plan())
         return answer
 
-    def _is_alone(self, conn: AsyncConnection | None) -> bool:
+    def _autocommit(self, conn: AsyncConnection | None) -> bool:
         """Whether each statement is its own transaction, so that it can be retried after a lost race."""
         return conn is None
 

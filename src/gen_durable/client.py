@@ -132,7 +132,7 @@ class Client:
     ) -> InsertResult[Any, Any]:
         """Insert one instance of a machine or job. See `AsyncClient.insert`."""
         spec = Spec(machine, _verbs.given_state(state, args), **options)
-        return self._write(_verbs.insert(spec, self.settings, is_alone=self._is_alone(conn)), conn)
+        return self._write(_verbs.insert(spec, self.settings, autocommit=self._autocommit(conn)), conn)
 
     @overload
     def insert_all(
@@ -150,7 +150,7 @@ class Client:
         See `AsyncClient.insert_all`.
         """
         return self._write(
-            _verbs.insert_all(list(specs), self.settings, is_alone=self._is_alone(conn)),
+            _verbs.insert_all(list(specs), self.settings, autocommit=self._autocommit(conn)),
             conn,
         )
 
@@ -212,7 +212,9 @@ class Client:
     ) -> CancelResult:
         """Cancel an instance. See `AsyncClient.cancel`."""
         return self._write(
-            _verbs.cancel(target, reason, actor, force=force, cascade=cascade, is_alone=self._is_alone(conn)),
+            _verbs.cancel(
+                target, reason, actor, force=force, cascade=cascade, autocommit=self._autocommit(conn)
+            ),
             conn,
         )
 
@@ -228,7 +230,9 @@ class Client:
     ) -> int:
         """Cancel all live instances that match the filters of `list`, in batches. See `AsyncClient.cancel_all`."""
         return self._write(
-            _verbs.cancel_all(machine, filters, reason, actor, force=force, is_alone=self._is_alone(None)),
+            _verbs.cancel_all(
+                machine, filters, reason, actor, force=force, autocommit=self._autocommit(None)
+            ),
             None,
         )
 
@@ -242,7 +246,7 @@ class Client:
         conn: Connection | None = None,
     ) -> Deleted:
         """Delete an instance softly: hide it and stop running it, but keep its row. See `AsyncClient.soft_delete`."""
-        return self._write(_verbs.soft_delete(target, reason, actor, is_alone=self._is_alone(conn)), conn)
+        return self._write(_verbs.soft_delete(target, reason, actor, autocommit=self._autocommit(conn)), conn)
 
     def delete_all(
         self,
@@ -255,7 +259,7 @@ class Client:
     ) -> int:
         """Delete softly all instances that match the filters of `list`, in batches. See `AsyncClient.delete_all`."""
         return self._write(
-            _verbs.delete_all(machine, filters, reason, actor, is_alone=self._is_alone(None)), None
+            _verbs.delete_all(machine, filters, reason, actor, autocommit=self._autocommit(None)), None
         )
 
     def restore(
@@ -271,7 +275,7 @@ class Client:
 
         See `AsyncClient.restore`.
         """
-        return self._write(_verbs.restore(target, reason, actor, is_alone=self._is_alone(conn)), conn)
+        return self._write(_verbs.restore(target, reason, actor, autocommit=self._autocommit(conn)), conn)
 
     def retry(
         self,
@@ -288,7 +292,7 @@ class Client:
         See `AsyncClient.retry`.
         """
         return self._write(
-            _verbs.retry(target, state, reason, actor, self.settings, is_alone=self._is_alone(conn)), conn
+            _verbs.retry(target, state, reason, actor, self.settings, autocommit=self._autocommit(conn)), conn
         )
 
     def retry_all(
@@ -305,7 +309,7 @@ class Client:
         See `AsyncClient.retry_all`.
         """
         return self._write(
-            _verbs.retry_all(machine, filters, reason, actor, is_alone=self._is_alone(None)), None
+            _verbs.retry_all(machine, filters, reason, actor, autocommit=self._autocommit(None)), None
         )
 
     @overload
@@ -579,9 +583,9 @@ class Client:
 
         See `AsyncClient.pause_queue`.
         """
-        confirming = _verbs.confirming(name, wait=wait, timeout=timeout, is_borrowed=conn is not None)
+        confirmation = _verbs.pause_confirmation(name, wait=wait, timeout=timeout, has_conn=conn is not None)
         said = self._write(_verbs.pause_queue(name, reason, actor), conn)
-        return said if confirming is None else self._poll(confirming)
+        return said if confirmation is None else self._poll(confirmation)
 
     def resume_queue(
         self,
@@ -682,7 +686,7 @@ class Client:
             answer, pause = self._database.run(poll.plan())
         return answer
 
-    def _is_alone(self, conn: Connection | None) -> bool:
+    def _autocommit(self, conn: Connection | None) -> bool:
         """Whether each statement is its own transaction, so that it can be retried after a lost race."""
         return conn is None
 

@@ -311,7 +311,7 @@ async def test_server_ends_sessions_of_clients_that_have_vanished(cluster: Clust
 
 
 def test_insert_passes_an_error_on_without_making_it_its_own_cause() -> None:
-    plan = insert([new()], is_alone=False)
+    plan = insert([new()], autocommit=False)
     next(plan)
     with pytest.raises(StatementError) as raised:
         plan.throw(StatementError("", "the connection was lost"))

@@ -191,7 +191,7 @@ async def test_cancel_that_deadlocks_is_retried(client: Any, db: Any) -> None:
 
 
 def test_cancel_backs_off_between_deadlock_retries() -> None:
-    plan = control.cancel([1], None, None, force=False, is_alone=True)
+    plan = control.cancel([1], None, None, force=False, autocommit=True)
     asked = [next(plan)]
     for _ in range(4):
         asked += [plan.throw(StatementError("40P01", "deadlock detected")), plan.send([])]

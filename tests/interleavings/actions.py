@@ -40,7 +40,7 @@ def send(target: int | str = 1, name: str = "go", dedup_key: str | None = None) 
 
 
 def put(*rows: NewInstance) -> Work:
-    return autocommit(lambda _: insert(rows, is_alone=True))
+    return autocommit(lambda _: insert(rows, autocommit=True))
 
 
 def reap() -> Work:

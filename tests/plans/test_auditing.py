@@ -34,7 +34,7 @@ def plan(name: str) -> Plan[Any]:
         case "pick_by_prefix":
             return pick.pick_by_prefix("Machine", None, 100, 500, 7, "worker", LEASES)
         case "insert":
-            return insert([new() for _ in range(100)], is_alone=True)
+            return insert([new() for _ in range(100)], autocommit=True)
         case "deliver":
             return deliver(PARKED[0], "paid", "{}", None)
         case _:

@@ -38,7 +38,7 @@ async def inserted(database: Database, db: Any, rows: Sequence[tuple[str, int, i
                 )
                 for fsm, version, priority, _ in rows
             ],
-            is_alone=True,
+            autocommit=True,
         )
     )
     await db.executemany(

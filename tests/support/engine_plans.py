@@ -48,7 +48,7 @@ def new(fsm: str = "A", **values: Any) -> NewInstance:
 
 
 async def inserted(database: Database, *rows: NewInstance) -> list[int]:
-    return [answer.id for answer in await database.run(insert.insert(rows, is_alone=True))]
+    return [answer.id for answer in await database.run(insert.insert(rows, autocommit=True))]
 
 
 async def picked(database: Database, demand: int = 1000, queue: str = "default") -> list[Execution]:

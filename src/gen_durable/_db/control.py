@@ -1,7 +1,7 @@
 """Cancel, delete, restore and retry instances.
 
-`is_alone`: the statement is its own transaction, and is retried after a lost race. In a caller's transaction the caller
-has to retry.
+`autocommit`: the statement is its own transaction, and is retried after a lost race. In a caller's transaction the
+caller has to retry.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ T = TypeVar("T")
 
 
 def cancel(
-    ids: Sequence[int], reason: str | None, actor: str | None, *, force: bool, is_alone: bool = False
+    ids: Sequence[int], reason: str | None, actor: str | None, *, force: bool, autocommit: bool = False
 ) -> Plan[Sequence[Row]]:
     """Cancel instances; return a row for each that exists."""
     return (
         yield from _run(
-            ids, _SQL["cancel"](ids=ids, reason=reason, actor=actor, force=force), is_alone=is_alone
+            ids, _SQL["cancel"](ids=ids, reason=reason, actor=actor, force=force), autocommit=autocommit
         )
     )
 
 
 def delete(
-    ids: Sequence[int], reason: str | None, actor: str | None, *, is_alone: bool = False
+    ids: Sequence[int], reason: str | None, actor: str | None, *, autocommit: bool = False
 ) -> Plan[Sequence[Row]]:
     """Soft-delete instances; return a row for each that exists."""
-    return (yield from _run(ids, _SQL["delete"](ids=ids, reason=reason, actor=actor), is_alone=is_alone))
+    return (yield from _run(ids, _SQL["delete"](ids=ids, reason=reason, actor=actor), autocommit=autocommit))
 
 
 def restore(
-    ids: Sequence[int], reason: str | None, actor: str | None, *, is_alone: bool = False
+    ids: Sequence[int], reason: str | None, actor: str | None, *, autocommit: bool = False
 ) -> Plan[Sequence[Row]]:
     """Undo a soft delete; return a row for each that exists."""
-    return (yield from _run(ids, _SQL["restore"](ids=ids, reason=reason, actor=actor), is_alone=is_alone))
+    return (yield from _run(ids, _SQL["restore"](ids=ids, reason=reason, actor=actor), autocommit=autocommit))
 
 
 def retry(
-    ids: Sequence[int], state: str | None, reason: str | None, actor: str | None, *, is_alone: bool = False
+    ids: Sequence[int], state: str | None, reason: str | None, actor: str | None, *, autocommit: bool = False
 ) -> Plan[Sequence[Row]]:
     """Make ended or waiting instances runnable; return a row for each that exists."""
     return (
         yield from _run(
-            ids, _SQL["retry"](ids=ids, state=state, reason=reason, actor=actor), is_alone=is_alone
+            ids, _SQL["retry"](ids=ids, state=state, reason=reason, actor=actor), autocommit=autocommit
         )
     )
 
@@ -121,10 +121,10 @@ def deleted_with_key(key: str) -> Plan[int | None]:
     return ids[0] if ids else None
 
 
-def _run(ids: Sequence[int], call: Call, *, is_alone: bool) -> Plan[Rows]:
+def _run(ids: Sequence[int], call: Call, *, autocommit: bool) -> Plan[Rows]:
     """Run the statement; return its rows in the order of `ids`."""
     try:
-        rows = yield from statement_retry.run(call, _TRIES if is_alone else 1)
+        rows = yield from statement_retry.run(call, _TRIES if autocommit else 1)
     except StatementError as error:
         if error.sqlstate == KEY_TAKEN:
             raise _key_taken(error) from error

@@ -39,12 +39,12 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     """If the key is taken: the machine of the instance that has it."""
 
 
-def insert(rows: Sequence[NewInstance], *, is_alone: bool) -> Plan[list[Answer]]:
+def insert(rows: Sequence[NewInstance], *, autocommit: bool) -> Plan[list[Answer]]:
     """Insert any number of instances in one statement; return the results in the order of the rows.
 
     Args:
         rows: what to insert.
-        is_alone: the statement is its own transaction, and is retried after a lost race. In a caller's transaction
+        autocommit: the statement is its own transaction, and is retried after a lost race. In a caller's transaction
             the caller has to retry.
 
     Raises:
@@ -53,7 +53,7 @@ def insert(rows: Sequence[NewInstance], *, is_alone: bool) -> Plan[list[Answer]]
     if not rows:
         return []
     _check_size(rows)
-    found = yield from _insert(rows, tries=_TRIES if is_alone else 1)
+    found = yield from _insert(rows, tries=_TRIES if autocommit else 1)
     answers: list[Answer] = [None] * len(rows)  # type: ignore[list-item]  # every element is set: one row per input
     for row in found:
         answers[row["ord"] - 1] = Answer(

@@ -147,7 +147,7 @@ def pause(
 async def _pause(
     place: Place, name: str, reason: str | None, actor: str | None, *, wait: bool, timeout: timedelta | None
 ) -> QueueControl:
-    confirming = _verbs.confirming(name, wait=wait, timeout=timeout, is_borrowed=False)
+    confirmation = _verbs.pause_confirmation(name, wait=wait, timeout=timeout, has_conn=False)
     async with place.open() as database:
         queues = {queue.name: queue for queue in await database.run(_verbs.queues())}
         workers = await database.run(_verbs.workers())
@@ -155,10 +155,10 @@ async def _pause(
         if not _is_served(queues.get(name), workers):
             hint = did_you_mean(name, [other for other in queues if other != name])
             click.echo(f"warning: no worker serves queue {clean(name)}{hint}", err=True)
-        pause: float | None = None if confirming is None else 0.0
-        while confirming is not None and pause is not None:
+        pause: float | None = None if confirmation is None else 0.0
+        while confirmation is not None and pause is not None:
             await asyncio.sleep(pause)
-            said, pause = await database.run(confirming.plan())
+            said, pause = await database.run(confirmation.plan())
     return said
 
 

@@ -102,7 +102,7 @@ class Cancel(Verb, frozen=True, kw_only=True):
         return "requested" if status == Status.EXECUTING and not self.force else "cancelled"
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
-        rows = yield from control.cancel(ids, self.reason, self.actor, force=self.force, is_alone=True)
+        rows = yield from control.cancel(ids, self.reason, self.actor, force=self.force, autocommit=True)
         return [Change(row["id"], self._outcome(row)) for row in rows]
 
     def _outcome(self, row: Row) -> Outcome:
@@ -132,7 +132,7 @@ class Retry(Verb, frozen=True, kw_only=True):
         return "retried" if status in (Status.FAILED, Status.CANCELLED) and not is_deleted else "left"
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
-        rows = yield from control.retry(ids, self.state, self.reason, self.actor, is_alone=True)
+        rows = yield from control.retry(ids, self.state, self.reason, self.actor, autocommit=True)
         return [Change(row["id"], "retried" if row["is_retried"] else "left") for row in rows]
 
 
@@ -143,7 +143,7 @@ class Delete(Verb, frozen=True, kw_only=True):
         return "left" if is_deleted else "deleted"
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
-        rows = yield from control.delete(ids, self.reason, self.actor, is_alone=True)
+        rows = yield from control.delete(ids, self.reason, self.actor, autocommit=True)
         return [Change(row["id"], "deleted") for row in rows]
 
 
@@ -158,5 +158,5 @@ class Restore(Verb, frozen=True, kw_only=True):
         return "restored" if is_deleted else "left"
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
-        rows = yield from control.restore(ids, self.reason, self.actor, is_alone=True)
+        rows = yield from control.restore(ids, self.reason, self.actor, autocommit=True)
         return [Change(row["id"], "restored") for row in rows]

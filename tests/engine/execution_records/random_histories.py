@@ -109,7 +109,7 @@ class History:
     async def _again(self, which: int) -> None:
         """Retry a failed or cancelled instance."""
         await self._database.run(
-            control.retry([self._first + which % 2], None, "mended", "ann", is_alone=True)
+            control.retry([self._first + which % 2], None, "mended", "ann", autocommit=True)
         )
 
     async def _signal(self, which: int) -> None:

@@ -46,7 +46,7 @@ def insert_in_a_transaction_and_done(isolation: str) -> Scenario:
         name=f"insert(unique, in a {isolation} transaction of the caller) × done",
         setup=[leased(1, unique_key=b"u", unique_scope=LIVE)],
         sessions={
-            "I": [callers(isolation, lambda _: insert([new(unique_key=b"u")], is_alone=False))],
+            "I": [callers(isolation, lambda _: insert([new(unique_key=b"u")], autocommit=False))],
             "F": [flush(outcome(1, "done"))],
         },
         check=_answered_once("unique", b"u", "I"),

@@ -53,7 +53,7 @@ class DjangoClient(Client):
     ) -> None:
         """Do nothing: Django owns the connection."""
 
-    def _is_alone(self, conn: Connection | None) -> bool:
+    def _autocommit(self, conn: Connection | None) -> bool:
         return conn is None and bool(connections[self._using].get_autocommit())
 
 
