@@ -233,7 +233,12 @@ class Await(_Value):
         then: the step to run next.
         timeout: maximum time to wait, from now. If no signal has arrived by then, `ctx.timed_out` is true.
         deadline: the same as a time with a time zone.
-        state, concurrency_key, effect, emit, rate_limit, weight: as for `Next`.
+        state: as for `Next`.
+        concurrency_key: as for `Next`.
+        effect: as for `Next`.
+        emit: as for `Next`.
+        rate_limit: as for `Next`.
+        weight: as for `Next`.
     """
 
     __slots__ = __match_args__ = (
@@ -366,7 +371,11 @@ class ScheduleChildren(_Value):
     Args:
         children: one `Spec` per child, at most `settings.max_children`.
         then: the step to run next.
-        state, effect, emit, rate_limit, weight: as for `Next`.
+        state: as for `Next`.
+        effect: as for `Next`.
+        emit: as for `Next`.
+        rate_limit: as for `Next`.
+        weight: as for `Next`.
     """
 
     __slots__ = __match_args__ = ("children", "then", "state", "effect", "emit", "rate_limit", "weight")

@@ -182,3 +182,9 @@ def test_a_missing_attribute_stays_missing() -> None:
     assert not hasattr(context(), "elephant")
     assert not hasattr(gen_durable, "elephant")
     assert not hasattr(gen_durable, "replay")
+
+
+def test_environment_variable_is_hinted_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEN_DURABLE_LEASE_TTL", "90s")
+    with pytest.raises(gen_durable.SettingsError, match=r"did you mean 'GEN_DURABLE_LEASE'\?"):
+        Settings.load()
