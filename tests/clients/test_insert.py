@@ -12,6 +12,7 @@ from gen_durable.errors import EncodeError, KeyTakenError, UnknownStepError, Usa
 from tests.clients.machines import Checkout, Number, Order, Ping, Refund
 
 
+@pytest.mark.clause("INS-2")
 async def test_insert_returns_a_ref_of_the_stored_instance(client: Any) -> None:
     inserted = await client.insert(Checkout, Order(42))
     assert isinstance(inserted, Inserted)
@@ -24,6 +25,7 @@ async def test_insert_returns_a_ref_of_the_stored_instance(client: Any) -> None:
     assert instance.inserted_at.utcoffset() is not None
 
 
+@pytest.mark.clause("INS-2")
 async def test_every_insert_option_is_stored(client: Any) -> None:
     moment = datetime(2031, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
     inserted = await client.insert(
@@ -57,11 +59,13 @@ async def test_keys_are_strings_or_tuples(client: Any) -> None:
     assert isinstance(await client.signal(key, "note", dedup_key="bank:7"), DuplicateSignal)
 
 
-async def test_args_is_another_name_of_state(client: Any) -> None:
+@pytest.mark.clause("INS-3")
+async def test_args_is_an_alias_of_state(client: Any) -> None:
     inserted = await client.insert(Checkout, args=Order(7))
     assert (await client.get(inserted)).state == Order(7)
 
 
+@pytest.mark.clause("INS-3")
 async def test_state_and_args_together_are_rejected(client: Any) -> None:
     with pytest.raises(UsageError, match="args"):
         await client.insert(Checkout, Order(1), args=Order(2))
@@ -73,18 +77,7 @@ async def test_machine_without_state_needs_none(client: Any) -> None:
     assert (await client.get(inserted)).state is None
 
 
-async def test_eligible_at_wins_over_schedule_at_and_both_over_schedule_in(client: Any) -> None:
-    first, second = datetime(2031, 1, 1, tzinfo=UTC), datetime(2032, 1, 1, tzinfo=UTC)
-    hour = timedelta(hours=1)
-    all_three = await client.insert(Ping, eligible_at=first, schedule_at=second, schedule_in=hour)
-    two = await client.insert(Ping, schedule_at=second, schedule_in=hour)
-    one = await client.insert(Ping, schedule_in=hour)
-    assert (await client.get(all_three)).eligible_at == first
-    assert (await client.get(two)).eligible_at == second
-    instance = await client.get(one)
-    assert instance.eligible_at - instance.inserted_at == hour
-
-
+@pytest.mark.clause("INS-1")
 async def test_duplicate_has_the_holder_and_the_key(client: Any) -> None:
     first = await client.insert(Checkout, Order(1), correlation_key="order:1", unique_key=b"u")
     by_correlation = await client.insert(Checkout, Order(2), correlation_key="order:1")
@@ -168,6 +161,7 @@ async def test_rejected_spec_is_not_usable_as_a_ref(client: Any) -> None:
     assert (await client.get("42")).status == "runnable"
 
 
+@pytest.mark.clause("INS-7")
 async def test_one_invalid_spec_rejects_the_batch_before_sending(client: Any) -> None:
     with pytest.raises(
         EncodeError, match="the state of Checkout cannot be stored as Order: it is of type str"

@@ -45,6 +45,7 @@ async def move(db: Any, id: int, status: Status) -> None:
     )
 
 
+@pytest.mark.clause("UNQ-2", "UNQ-4", "UNQ-7", "UNQ-6")
 @pytest.mark.parametrize("kind", ["unique", "correlation"])
 async def test_key_is_taken_in_the_statuses_of_its_scope_only(client: Any, db: Any, kind: str) -> None:
     default = EVERY if kind == "unique" else [*LIVE_STATUSES]
@@ -62,6 +63,7 @@ async def test_key_is_taken_in_the_statuses_of_its_scope_only(client: Any, db: A
                 assert other.id == holder.id
 
 
+@pytest.mark.clause("UNQ-5")
 async def test_scope_of_the_holder_decides_not_of_the_newcomer(client: Any, db: Any) -> None:
     short = await client.insert(Number, 0, unique_key="short", unique_scope=["runnable"])
     long = await client.insert(Number, 0, unique_key="long", unique_scope=EVERY)
@@ -73,6 +75,7 @@ async def test_scope_of_the_holder_decides_not_of_the_newcomer(client: Any, db: 
     )
 
 
+@pytest.mark.clause("COR-4")
 async def test_empty_scope_neither_takes_nor_respects_a_key(client: Any) -> None:
     first = await client.insert(Number, 0, unique_key="u", correlation_key="c")
     second = await client.insert(
@@ -208,6 +211,7 @@ async def test_overlapping_batches_lock_keys_in_one_order(
     assert len({first.id for first, _ in pairs}) == 26
 
 
+@pytest.mark.clause("UNQ-10")
 async def test_one_of_many_clients_inserts_a_key(durable_dsn: str) -> None:
     async with AsyncClient(durable_dsn) as client:
         answers = await asyncio.gather(*[client.insert(Number, n, unique_key="u") for n in range(100)])

@@ -106,6 +106,7 @@ async def counts(db: Any) -> tuple[int, int]:
     return row[0], row[1]
 
 
+@pytest.mark.clause("INS-8")
 async def test_writes_are_visible_when_the_caller_commits(caller: Caller, db: Any) -> None:
     async with caller.transaction():
         order, many, signal = await work(caller)
@@ -135,6 +136,7 @@ async def test_caller_sees_its_uncommitted_writes(caller: Caller, durable_dsn: s
         assert (await other.get(order), await other.count()) == (None, 0)
 
 
+@pytest.mark.clause("INS-8")
 async def test_rollback_undoes_writes_and_the_connection_stays_usable(caller: Caller, db: Any) -> None:
     async def fail() -> None:
         async with caller.transaction():

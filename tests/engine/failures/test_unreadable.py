@@ -71,38 +71,6 @@ async def test_undecodable_state_goes_to_handle_as_text(durable_dsn: str, db: An
         assert (await worker.wait(ref, timeout=PATIENCE)).result == 5
 
 
-async def test_instance_with_an_undecodable_state_can_be_read(durable_dsn: str, db: Any) -> None:
-    class Shop(Machine[Order, int]):
-        @step
-        async def run(self, ctx: Context[Order]) -> Outcome[int]:
-            return Done(ctx.state.number)
-
-    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
-        ref = await worker.insert(Shop, Order(1), schedule_in=AN_HOUR)
-        await db.execute(
-            """update gen_durable.gen_durable set state = '{"number": "x"}', eligible_at = now()"""
-        )
-        failed = await worker.wait(ref, timeout=PATIENCE)
-    stored: Any = failed.state
-    assert (failed.status, stored) == (Status.FAILED, {"number": "x"})
-    assert "does not match Order" in str(failed.last_error)
-
-
-async def test_handle_may_replace_an_undecodable_state(durable_dsn: str, db: Any) -> None:
-    class Shop(Machine[Order, int]):
-        @step
-        async def run(self, ctx: Context[Order]) -> Outcome[int]:
-            return Done(ctx.state.number)
-
-        def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[int]:
-            return Next(self.run, Order(len(ctx.raw_state)))
-
-    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
-        ref = await worker.insert(Shop, Order(1), schedule_in=AN_HOUR)
-        await db.execute("update gen_durable.gen_durable set state = '[1, 2]', eligible_at = now()")
-        assert (await worker.wait(ref, timeout=PATIENCE)).result == 6
-
-
 async def test_undecodable_state_leaves_the_inbox_readable(durable_dsn: str, db: Any) -> None:
     class Shop(Machine[Order, list[int]]):
         payment = Signal("payment", Payment)
@@ -154,21 +122,6 @@ async def test_undecodable_signal_leaves_the_state_readable(durable_dsn: str) ->
         ended = await worker.wait(ref, timeout=PATIENCE)
     # The outcome of `handle` consumed the signals of its step.
     assert ended.result == "order 42, 0 unread"
-
-
-async def test_undecodable_signal_that_is_not_awaited_is_ignored(durable_dsn: str) -> None:
-    class Shop(Machine[Order, Any]):
-        payment = Signal("payment", Payment)
-
-        @step
-        async def start(self, ctx: Context[Order]) -> Outcome[Any]:
-            return Done([message.payload for message in ctx.inbox])
-
-    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
-        ref = await worker.insert(Shop, Order(1), queue="later")
-        await worker.signal(ref, "payment", {"cents": "many"})
-        async with Worker([Shop], dsn=durable_dsn, settings=CALM, queues={"later": 1}):
-            assert (await worker.wait(ref, timeout=PATIENCE)).result == [{"cents": "many"}]
 
 
 async def test_unknown_step_goes_to_handle(durable_dsn: str, db: Any) -> None:

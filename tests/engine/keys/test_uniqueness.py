@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 
 from gen_durable import (
     Await,
-    Client,
     Context,
     Delivered,
     Done,
@@ -40,27 +38,6 @@ def test_unique_key_is_stored_as_given(durable: Harness, sql: SqlConnection) -> 
     assert isinstance(durable.insert(Say, "hi", unique_key="größe: 1".encode()), Duplicate)
 
 
-@pytest.mark.clause("UNQ-2", "UNQ-4", "UNQ-7")
-@pytest.mark.parametrize("scope", [["runnable"], ["awaiting_signal", "failed"], ["done"]], ids=str)
-def test_unique_key_is_taken_while_the_status_is_in_its_scope(
-    durable: Harness, sql: SqlConnection, scope: list[Status]
-) -> None:
-    ref = durable.insert(Say, "hi", unique_key="u", unique_scope=scope)
-    for status in Status:
-        token = 1 if status == "executing" else None
-        sql(
-            "update gen_durable.gen_durable set status = %s, lease_token = %s where id = %s",
-            status,
-            token,
-            ref.id,
-        )
-        is_taken = status in LIVE_STATUSES or status in scope
-        assert sql.columns(ref.id, "unique_guard") == (b"u" if is_taken else None,)
-        answer = durable.insert(Say, "again", unique_key="u", unique_scope=scope)
-        assert isinstance(answer, Duplicate) is is_taken
-        sql("delete from gen_durable.gen_durable where id <> %s", ref.id)
-
-
 @pytest.mark.clause("UNQ-3")
 def test_inserts_without_a_key_are_not_deduplicated(durable: Harness) -> None:
     assert [type(durable.insert(Say, "hi")) for _ in range(3)] == [Inserted] * 3
@@ -86,25 +63,6 @@ def test_commit_that_leaves_the_scope_frees_the_key(durable: Harness, sql: SqlCo
     assert guards == [("executing", b"u")] * 4
     assert sql.columns(ref.id, "status unique_key unique_guard") == ("done", b"u", None)
     assert is_new(durable, unique_key="u")
-
-
-@pytest.mark.clause("UNQ-5")
-def test_scope_of_the_holder_decides(durable: Harness) -> None:
-    durable.insert(Say, "forever", unique_key="a")
-    durable.insert(Say, "for life", unique_key="b", unique_scope=LIVE_STATUSES)
-    durable.drain()
-    assert not is_new(durable, unique_key="a", unique_scope=LIVE_STATUSES)
-    assert is_new(durable, unique_key="b")
-
-
-@pytest.mark.clause("UNQ-6")
-def test_default_unique_scope_is_every_status(durable: Harness, sql: SqlConnection) -> None:
-    done, failed = durable.insert(Say, "hi", unique_key="a"), durable.insert(Fail, "no", unique_key="b")
-    durable.drain()
-    assert [sql.columns(ref.id, "unique_guard") for ref in (done, failed)] == [(b"a",), (b"b",)]
-    assert not is_new(durable, unique_key="a")
-    scope = sql.value("select unique_scope::text[] from gen_durable.gen_durable where id = %s", done.id)
-    assert scope == list(Status)
 
 
 @pytest.mark.clause("UNQ-7")
@@ -141,26 +99,6 @@ def test_unique_window_rounds_the_time_in_the_key(durable: Harness) -> None:
     ]
 
 
-@pytest.mark.clause("UNQ-10")
-def test_one_of_many_concurrent_inserts_of_a_key_is_new(durable_dsn: str) -> None:
-    answers: list[Any] = []
-    barrier = threading.Barrier(4)
-
-    def insert() -> None:
-        with Client(durable_dsn) as client:
-            barrier.wait()
-            answers.extend(client.insert(Say, "hi", unique_key=f"u{n}") for n in range(10))
-
-    threads = [threading.Thread(target=insert) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    new = {answer.id for answer in answers if isinstance(answer, Inserted)}
-    assert (len(answers), len(new)) == (40, 10)
-    assert {answer.id for answer in answers} == new
-
-
 @pytest.mark.clause("COR-1", "COR-2")
 def test_correlation_key_is_unique_among_live_instances(durable: Harness) -> None:
     parked = durable.insert(probe(lambda ctx: Await("go", then="two")), 7, correlation_key="order:42")
@@ -185,14 +123,6 @@ def test_correlation_scope_may_include_ended_statuses(
     durable.drain()
     assert sql.columns(ref.id, "status correlation_guard") == (end, "order:42")
     assert isinstance(durable.insert(machine, "again", correlation_key="order:42"), Duplicate)
-    with pytest.raises(NoTargetError):
-        durable.signal("order:42", "go")
-
-
-@pytest.mark.clause("COR-4")
-def test_correlation_key_with_an_empty_scope_finds_nothing(durable: Harness) -> None:
-    for _ in range(2):
-        assert is_new(durable, correlation_key="order:42", correlation_scope=[])
     with pytest.raises(NoTargetError):
         durable.signal("order:42", "go")
 

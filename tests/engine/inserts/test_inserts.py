@@ -16,9 +16,7 @@ from gen_durable import (
     Done,
     Duplicate,
     DuplicateSignal,
-    EncodeError,
     Inserted,
-    KeyTaken,
     Machine,
     Next,
     Outcome,
@@ -40,43 +38,6 @@ class Job(Machine[int, int], version=3, queue="jobs"):
     @step
     async def second(self, ctx: Context[int]) -> Outcome[int]:
         return Done(ctx.state)
-
-
-@pytest.mark.clause("INS-1")
-def test_insert_is_new_or_returns_the_holder_of_the_key(durable: Harness, sql: SqlConnection) -> None:
-    first = durable.insert(Say, "hi", unique_key="u", correlation_key="c")
-    assert isinstance(first, Inserted)
-    assert sql.row(first.id)["state"] == "hi"
-    by_key = durable.insert(Say, "again", unique_key="u")
-    by_address = durable.insert(Say, "again", correlation_key="c")
-    assert (by_key, by_address) == (Duplicate(Say, first.id, "u"), Duplicate(Say, first.id, "c"))
-    assert durable.count() == 1
-
-
-@pytest.mark.clause("INS-2")
-def test_insert_defaults_come_from_the_machine(durable: Harness, sql: SqlConnection) -> None:
-    row = sql.row(durable.insert(Job, 1).id)
-    assert (row["fsm"], row["fsm_version"], row["step"], row["queue"]) == ("Job", 3, "first", "jobs")
-    assert (row["priority"], row["status"], row["attempt"], row["step_seq"]) == (0, "runnable", 0, 0)
-    assert row["eligible_at"] == row["inserted_at"] == row["updated_at"]
-    keys = (
-        "unique_key",
-        "unique_scope",
-        "correlation_key",
-        "correlation_scope",
-        "concurrency_key",
-        "parent_id",
-    )
-    assert [row[key] for key in keys] == [None] * len(keys)
-    other = sql.row(durable.insert(Job, 1, step=Job.second, queue="other", priority=-5).id)
-    assert (other["step"], other["queue"], other["priority"]) == ("second", "other", -5)
-
-
-@pytest.mark.clause("INS-3")
-def test_args_is_an_alias_of_state(durable: Harness, sql: SqlConnection) -> None:
-    assert sql.row(durable.insert(Job, args=7).id)["state"] == 7
-    with pytest.raises(UsageError, match="both state and args"):
-        durable.insert(Job, 7, args=8)  # type: ignore[call-overload]
 
 
 @pytest.mark.clause("INS-4", "INS-5")
@@ -121,37 +82,6 @@ def test_insert_all_is_one_statement_with_ordered_answers(durable: Harness, sql:
     assert (taken, twin) == (Duplicate(Say, held.id, "u"), Duplicate(Say, second.id, "v"))
     assert [one.state for one in durable.instances()] == ["held", "first", "second", 7]
     assert len(sql("select * from statements")) == 1
-
-
-@pytest.mark.clause("INS-7")
-def test_one_bad_spec_rejects_the_batch(durable: Harness) -> None:
-    anything: Any = object()
-    with pytest.raises(EncodeError):
-        durable.insert_all([Spec(Say, "a"), Spec(Say, "b"), Spec(Say, anything)])
-    assert durable.count(Say) == 0
-
-
-@pytest.mark.clause("INS-11")
-def test_key_held_by_another_machine_rejects_one_spec(durable: Harness) -> None:
-    durable.insert(Job, 1, unique_key="u")
-    answers = durable.insert_all([Spec(Say, "a"), Spec(Say, "b", unique_key="u"), Spec(Say, "c")])
-    assert [type(answer) for answer in answers] == [Inserted, KeyTaken, Inserted]
-    assert durable.count(Say) == 2
-
-
-@pytest.mark.clause("INS-8")
-@pytest.mark.parametrize("commits", [True, False])
-def test_insert_in_the_callers_transaction_commits_with_it(
-    durable: Harness, sql: SqlConnection, *, commits: bool
-) -> None:
-    target = durable.insert(Say, "target", schedule_in=AN_HOUR)
-    with sql.another() as conn:
-        ref = durable.insert(Say, "hi", conn=conn)
-        durable.signal(target, "go", conn=conn)
-        assert (durable.get(ref), sql.inbox(target.id)) == (None, [])
-        conn.commit() if commits else conn.rollback()
-    assert (durable.get(ref) is not None) is commits
-    assert sql.inbox(target.id) == (["go"] if commits else [])
 
 
 class Patient(Machine[dict[str, Any], int], version=2, queue="jobs"):
