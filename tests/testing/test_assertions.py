@@ -67,7 +67,7 @@ def test_assert_done_shows_attempt_and_error(durable: Harness) -> None:
     flaky = durable.insert(Flaky, 1)
     durable.drain(collapse=False)
     with pytest.raises(
-        AssertionError, match=r"attempt 1, last error: ConnectionError: the bank does not answer"
+        AssertionError, match=r"attempt 2 is next, last error: ConnectionError: the bank does not answer"
     ):
         durable.assert_done(flaky)
 

@@ -260,7 +260,8 @@ class HarnessBase:
         """Describe the current state of an instance, for a failed assertion."""
         parts = [f"it is {instance.status} at step '{instance.step}'"]
         if instance.attempt:
-            parts.append(f"attempt {instance.attempt}")
+            is_next = " is next" if instance.status is Status.RUNNABLE else ""
+            parts.append(f"attempt {instance.attempt + 1}{is_next}")
         if instance.awaits and instance.status is Status.AWAITING_SIGNAL:
             parts.append(f"waiting for {_listed(instance.awaits)}")
         if instance.children_pending:

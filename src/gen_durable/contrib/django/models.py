@@ -54,7 +54,7 @@ class Instance(_Row):
     status = models.TextField()
     queue = models.TextField()
     priority = models.SmallIntegerField()
-    attempt = models.IntegerField()
+    attempt = models.IntegerField("attempt, from 0")
     step_seq = models.BigIntegerField("transitions")
     crash_count = models.IntegerField("crashes")
     correlation_key = models.TextField(null=True)
