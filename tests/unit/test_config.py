@@ -30,6 +30,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.mark.clause("CFG-3", "CFG-4")
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -65,6 +66,8 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"executions": True}, "settings.executions must be all, failures or off, got True"),
         ({"executions": None}, "settings.executions must be all, failures or off, got None"),
         ({"pooler": "session"}, "settings.pooler must be none or transaction, got 'session'"),
+        ({"audit": "some"}, "settings.audit must be off, failures or all"),
+        ({"alerts": "x" * 256}, "settings.alerts must be the name of a sink"),
         ({"pooler": None}, "settings.pooler must be none or transaction, got None"),
     ],
 )
@@ -73,6 +76,7 @@ def test_setting_out_of_range_is_rejected_by_its_full_name(given: dict[str, Any]
         Settings(**given)
 
 
+@pytest.mark.clause("CFG-3")
 def test_heartbeat_of_half_the_lease_is_accepted() -> None:
     assert Settings(lease=timedelta(seconds=2), heartbeat=timedelta(seconds=1)).heartbeat == timedelta(
         seconds=1
@@ -115,12 +119,14 @@ def test_settings_are_immutable() -> None:
         settings.lease = timedelta(seconds=1)
 
 
+@pytest.mark.clause("CFG-4", "PICK-6")
 @pytest.mark.parametrize("concurrency", [0, -1, 1.5, True, "10"])
 def test_queue_concurrency_must_be_positive(concurrency: Any) -> None:
     with pytest.raises(SettingsError, match=r"queue\.concurrency must be"):
         Queue(concurrency=concurrency)
 
 
+@pytest.mark.clause("CFG-2")
 def test_arguments_override_environment_overrides_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +158,7 @@ def test_defaults_apply(tmp_path: Path) -> None:
     assert Settings.load(file) == Settings.load() == Settings()
 
 
+@pytest.mark.clause("CFG-4")
 def test_unknown_argument_is_rejected_with_a_hint() -> None:
     with pytest.raises(SettingsError, match=r"settings\.leese is not a setting; did you mean 'lease'\?"):
         Settings.load(leese=timedelta(1))

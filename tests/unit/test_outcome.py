@@ -104,6 +104,7 @@ def test_await_keeps_names_unique_and_in_order() -> None:
     assert Await("b", paid, "a", "b", then="on").signals == ("b", "paid", "a")
 
 
+@pytest.mark.clause("LIM-3")
 def test_await_accepts_64_signals() -> None:
     assert len(Await(*map(str, range(64)), then="on").signals) == 64
     with pytest.raises(UsageError, match="this Await names 65 signals"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,10 +18,8 @@ from gen_durable import (
     Machine,
     Next,
     Outcome,
-    Queue,
     ScheduleChildren,
     Settings,
-    SettingsError,
     Signal,
     Spec,
     Transaction,
@@ -48,51 +45,6 @@ def test_settings_and_defaults_match_the_specification() -> None:
     }
     assert defaults == {row[0]: row[1] for row in table_of(SPEC.read_text(encoding="utf-8"), "setting")}
     assert Settings().renew_after() * 3 == Settings().lease
-
-
-@pytest.mark.clause("CFG-2")
-def test_arguments_override_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "pyproject.toml"
-    file.write_text('[tool.gen_durable]\nlease = "90s"\nthreads = 1\ncrash_limit = 1\n')
-    monkeypatch.setenv("GEN_DURABLE_THREADS", "2")
-    monkeypatch.setenv("GEN_DURABLE_CRASH_LIMIT", "2")
-    settings = Settings.load(file, crash_limit=3)
-    assert (settings.lease, settings.threads, settings.crash_limit) == (timedelta(seconds=90), 2, 3)
-
-
-@pytest.mark.clause("CFG-3")
-def test_heartbeat_above_half_of_the_lease_is_rejected() -> None:
-    Settings(lease=timedelta(seconds=10), heartbeat=timedelta(seconds=5))
-    with pytest.raises(SettingsError, match=r"settings\.heartbeat must be at most half of settings\.lease"):
-        Settings(lease=timedelta(seconds=10), heartbeat=timedelta(seconds=6))
-
-
-@pytest.mark.clause("CFG-4")
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"leese": timedelta(1)}, "settings.leese is not a setting.*lease"),
-        ({"schema": "No Name"}, "settings.schema must match"),
-        ({"lease": 60}, "settings.lease must be a timedelta"),
-        ({"threads": 0}, "settings.threads must be at least 1"),
-        ({"crash_limit": 0}, "settings.crash_limit must be at least 1"),
-        ({"executions": "some"}, "settings.executions must be all, failures or off"),
-        ({"pooler": "session"}, "settings.pooler must be none or transaction"),
-        ({"audit": "some"}, "settings.audit must be off, failures or all"),
-        ({"alerts": "x" * 256}, "settings.alerts must be the name of a sink"),
-        ({"poll_interval": timedelta(0)}, "settings.poll_interval must be at least"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_invalid_setting_is_rejected_by_its_full_name(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        Settings.load(**given)
-
-
-@pytest.mark.clause("CFG-4", "PICK-6")
-def test_queue_concurrency_is_at_least_one() -> None:
-    with pytest.raises(SettingsError, match=r"queue\.concurrency must be at least 1"):
-        Queue(concurrency=0)
 
 
 @pytest.mark.clause("CFG-5", "SCH-9")
@@ -232,14 +184,6 @@ def test_payload_beyond_its_bound_is_rejected(durable: Harness, subtests: pytest
             durable.drain()
             assert durable.assert_done(within) == WITHIN[what]
             assert durable.assert_done(beyond) is True
-
-
-@pytest.mark.clause("LIM-3")
-def test_await_takes_at_most_64_signals() -> None:
-    names = [f"s{n}" for n in range(65)]
-    assert len(Await(*names[:64], then="two").signals) == 64
-    with pytest.raises(UsageError, match="names 65 signals"):
-        Await(*names, then="two")
 
 
 @pytest.mark.clause("LIM-4")
