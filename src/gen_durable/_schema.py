@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeGuard, TypeVar
 
 from ._db import migrate as migrations
-from ._db.address import ask_blocking
+from ._db.address import resolve_dsn_blocking
 from ._db.caller_connection import driver_of, is_connection
 from ._db.migrate import LATEST, Schema
 from ._db.plan import Plan
@@ -115,7 +115,7 @@ def server_dsn(dsn: str | None) -> str:
     server = Server.find(dsn)
     try:
         found = server.dsn
-        return found if isinstance(found, str) else ask_blocking(found)
+        return found if isinstance(found, str) else resolve_dsn_blocking(found)
     finally:
         server.close()
 

@@ -613,7 +613,7 @@ def _actor(actor: str | None) -> str | None:
 
 
 def _insert_result(
-    spec: AnySpec, row: NewInstance, answer: inserts.Answer
+    spec: AnySpec, row: NewInstance, answer: inserts.InsertResult
 ) -> InsertResult[Any, Any] | KeyTaken[Any, Any]:
     if answer.is_new:
         return Inserted(spec.definition, answer.id)

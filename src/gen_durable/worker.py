@@ -19,7 +19,7 @@ from ._checks import checked_int, checked_name, duration_text
 from ._core.registry import Machines, Registry
 from ._core.settle import Bounds
 from ._db.limits import insert_missing
-from ._db.pick import after
+from ._db.pick import prefix_upper_bound
 from ._db.pool import Database
 from ._db.reply_timeouts import ReplyTimeouts
 from ._db.workers import WorkerRow
@@ -435,7 +435,7 @@ def _prefixes(given: Mapping[str, int | Queue] | Iterable[str]) -> Mapping[str, 
     # Check before they become keys: a list is not hashable.
     names = [checked_name(prefix, "a prefix in prefixes=") for prefix in given] or [_DEFAULT_PREFIX]
     for prefix in names:
-        after(prefix)
+        prefix_upper_bound(prefix)
     return _with_limits(given if given and isinstance(given, Mapping) else dict.fromkeys(names, Queue()))
 
 

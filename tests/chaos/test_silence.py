@@ -33,7 +33,7 @@ from gen_durable import (
     step,
 )
 from gen_durable._db.blocking import BlockingDatabase
-from gen_durable._db.failures import NoAnswerError, StatementError
+from gen_durable._db.failures import NoReplyError, StatementError
 from gen_durable._db.insert import insert
 from gen_durable._db.plan import Statement, only
 from gen_durable._db.pool import Database
@@ -114,7 +114,7 @@ async def test_verb_raises_in_bounded_time_and_may_be_repeated(
 ) -> None:
     await verbs("insert", Chain, Work(), idempotency_key="before")
     proxy.swallow()
-    with pytest.raises(NoAnswerError, match=r"no answer for \d+\.\d s to statement insert"):
+    with pytest.raises(NoReplyError, match=r"no answer for \d+\.\d s to statement insert"):
         await within(SOON, verbs("insert", Chain, Work(), idempotency_key="one"))
     assert isinstance(await verbs("insert", Chain, Work(), idempotency_key="one"), Inserted)
 
@@ -127,7 +127,7 @@ async def test_concurrent_calls_fail_when_their_connections_fall_silent(proxy: P
         proxy.swallow()
         calls = client.insert_all([Spec(Chain, Work())]), client.signal(order, "paid"), client.cancel(order)
         ended = await within(SOON, asyncio.gather(*calls, client.get(order), return_exceptions=True))
-        assert [type(each) for each in ended] == [NoAnswerError] * 4, ended
+        assert [type(each) for each in ended] == [NoReplyError] * 4, ended
         assert await client.get(order) is not None
 
 
@@ -135,7 +135,7 @@ async def test_wait_ends_in_bounded_time(verbs: Callable[..., Any], proxy: Proxy
     order = await verbs("insert", Chain, Work())
     proxy.swallow()
     # The blocking client has one connection; the async one polls a last time on another.
-    with suppress(NoAnswerError):
+    with suppress(NoReplyError):
         await within(SOON, verbs("wait", order, timeout=timedelta(seconds=0.1)))
 
 
@@ -143,7 +143,7 @@ async def test_repeated_insert_after_a_swallowed_reply_is_a_duplicate(
     verbs: Callable[..., Any], proxy: Proxy
 ) -> None:
     proxy.on(saying(INSERT), "answered", lambda: Verdict.SILENCE)
-    with pytest.raises(NoAnswerError):
+    with pytest.raises(NoReplyError):
         await within(SOON, verbs("insert", Chain, Work(), idempotency_key="one"))
     assert isinstance(await verbs("insert", Chain, Work(), idempotency_key="one"), Duplicate)
 
@@ -152,13 +152,13 @@ async def test_transaction_on_a_silent_connection_fails(proxy: Proxy) -> None:
     bounds = ReplyTimeouts.of(LEASE)
     async with await Database.open(proxy.dsn, "gen_durable", reply_timeouts=bounds) as database:
         proxy.swallow()
-        with pytest.raises(NoAnswerError):
+        with pytest.raises(NoReplyError):
             await within(SOON, database.run_in_transaction(only(SLEEP(seconds=0.0))))
         await database.run_in_transaction(only(SLEEP(seconds=0.0)))
     blocking = BlockingDatabase(proxy.dsn, "gen_durable", lease=LEASE)
     await asyncio.to_thread(blocking.run, only(SLEEP(seconds=0.0)))
     proxy.swallow()
-    with pytest.raises(NoAnswerError):
+    with pytest.raises(NoReplyError):
         await within(SOON, asyncio.to_thread(blocking.run_in_transaction, only(SLEEP(seconds=0.0))))
     await asyncio.to_thread(blocking.run_in_transaction, only(SLEEP(seconds=0.0)))
     blocking.close()
@@ -204,7 +204,7 @@ async def test_sigterm_ends_a_worker_whose_connections_are_silent(arena: Arena, 
 
 
 async def test_hanging_dsn_function_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gen_durable._db.address._ANSWER_WITHIN", 0.2)
+    monkeypatch.setattr("gen_durable._db.address._DSN_TIMEOUT", 0.2)
     released = threading.Event()
 
     def dsn() -> str:

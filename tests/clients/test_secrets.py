@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from gen_durable import AsyncClient, Client, Worker
-from gen_durable._db.address import ask, ask_blocking, shown
+from gen_durable._db.address import resolve_dsn, resolve_dsn_blocking, shown
 from gen_durable._db.dsn import DsnError, described, fields_of, redacted, without_password
 from gen_durable.cli.root import root
 from gen_durable.errors import UnreachableError
@@ -149,16 +149,16 @@ def test_description_hides_the_password(dsn: str) -> None:
     assert is_clean(shown(dsn))
 
 
-@pytest.mark.parametrize("asks", [ask, ask_blocking], ids=["async", "blocking"])
+@pytest.mark.parametrize("asks", [resolve_dsn, resolve_dsn_blocking], ids=["async", "blocking"])
 async def test_errors_of_a_dsn_function_hide_the_password(asks: Callable[[Any], Any]) -> None:
     def function() -> str:
         raise ValueError(f"cannot use {FORMS['URI']}, password: {SPACE}")
 
     with pytest.raises(OSError, match=r"function\(\) raised ValueError: cannot use") as raised:
-        if asks is ask:
-            await ask(function)
+        if asks is resolve_dsn:
+            await resolve_dsn(function)
         else:
-            await asyncio.to_thread(ask_blocking, function)
+            await asyncio.to_thread(resolve_dsn_blocking, function)
     assert all(map(is_clean, everything(raised.value)))
 
 

@@ -15,7 +15,7 @@ from gen_durable._db import snapshots
 from gen_durable._db.commit import id_array, text_array
 from gen_durable._db.pick import Leases, load, pick
 from gen_durable._db.pool import Database
-from gen_durable._db.signals import Arrival, deliver
+from gen_durable._db.signals import Delivery, deliver
 from tests.support.engine_plans import LEASE, entry, flushed, inserted, new
 
 NASTY = [
@@ -131,9 +131,9 @@ async def test_names_and_keys_survive_insert_pick_await_signal_and_get(
     (parked,) = await flushed(database, [entry(execution, "await", step=step, awaits=awaited)])
     assert parked == Committed("awaiting_signal")
     arrival = await database.run(deliver(correlation_key, signal, "1", dedup_key))
-    assert arrival == Arrival(id, True, True, queue)
+    assert arrival == Delivery(id, True, True, queue)
     again = await database.run(deliver(id, signal, "1", dedup_key))
-    assert again == Arrival(id, False, False, queue)
+    assert again == Delivery(id, False, False, queue)
     (execution,) = await leased(database, fsm, queue)
     assert execution.awaits == awaited
     assert [message.name for message in execution.awaited] == [signal]

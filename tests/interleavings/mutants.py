@@ -15,7 +15,7 @@ from gen_durable._db.admission import ungate
 from gen_durable._db.insert import insert_children
 from gen_durable._db.pick import Picked
 from gen_durable._db.plan import Plan, Statement
-from gen_durable._db.signals import Arrival, sweep
+from gen_durable._db.signals import Delivery, sweep
 from tests.interleavings.bench import READ_COMMITTED, Pins
 from tests.interleavings.product import SCHEMA, Change, number
 from tests.interleavings.scenario import Scenario
@@ -161,10 +161,10 @@ def _lose_connection(session: Session) -> Plan[Picked]:
     return picked
 
 
-def _insert_then_wake() -> Plan[Arrival]:
+def _insert_then_wake() -> Plan[Delivery]:
     yield _INSERT_SIGNAL()
     woken = yield _WAKE()
-    return Arrival(1, True, bool(woken), QUEUE)
+    return Delivery(1, True, bool(woken), QUEUE)
 
 
 def _delete_then_lock() -> Plan[Flushed]:

@@ -16,7 +16,7 @@ from gen_durable._db.failures import StatementError
 from gen_durable._db.plan import Call, Plan, Script
 from gen_durable._db.pool import _Transaction
 from gen_durable._db.runner import from_asyncpg
-from gen_durable._db.signals import Arrival
+from gen_durable._db.signals import Delivery
 from gen_durable.errors import UsageError
 from tests.interleavings.product import Product
 from tests.interleavings.world import WORKER
@@ -259,7 +259,7 @@ def signals_gained(sessions: Iterable[Session]) -> Counter[int]:
     for session in sessions:
         for result in session.results:
             for arrival in result if isinstance(result, list | tuple) else [result]:
-                if isinstance(arrival, Arrival) and arrival.is_new:
+                if isinstance(arrival, Delivery) and arrival.is_new:
                     gained[arrival.id] += 1
             if isinstance(result, Flushed):
                 for entry in result.committed():

@@ -16,8 +16,8 @@ from .dsn import described, redacted
 
 __all__ = [
     "AddressError",
-    "ask",
-    "ask_blocking",
+    "resolve_dsn",
+    "resolve_dsn_blocking",
     "shown",
     "unreachable",
 ]
@@ -25,7 +25,7 @@ __all__ = [
 # To redact in errors of the user's function: URIs, and everything after the word password.
 _SECRETS: Final = re.compile(r"\S*://\S*|\bpassw(?:or)?d\b.*", re.IGNORECASE | re.DOTALL)
 # Seconds for the user's function, which may fetch a password over the network.
-_ANSWER_WITHIN: Final = 10.0
+_DSN_TIMEOUT: Final = 10.0
 
 
 # Advice by the text of the error: psycopg has no SQLSTATE for a failed connect.
@@ -52,11 +52,11 @@ class AddressError(OSError):
     """The DSN is invalid, or the function that returns it failed. A later try may succeed."""
 
 
-async def ask(dsn: Dsn) -> str:
+async def resolve_dsn(dsn: Dsn) -> str:
     """Return the DSN for the next connection. A plain function is called on a thread, because it may block."""
     if isinstance(dsn, str):
         return dsn
-    limit = asyncio.timeout(_ANSWER_WITHIN)
+    limit = asyncio.timeout(_DSN_TIMEOUT)
     try:
         async with limit:
             found: Any = dsn() if inspect.iscoroutinefunction(dsn) else await asyncio.to_thread(dsn)
@@ -64,18 +64,18 @@ async def ask(dsn: Dsn) -> str:
     except UsageError:
         raise
     except Exception as error:  # noqa: BLE001 - the user's function
-        problem = _unanswered(dsn) if limit.expired() else _failed(dsn, error)
+        problem = _timed_out(dsn) if limit.expired() else _failed(dsn, error)
     raise problem  # outside `except`: the error of the function, which may have a password, must not be its context
 
 
-def ask_blocking(dsn: Dsn) -> str:
-    """`ask` for a blocking connection."""
+def resolve_dsn_blocking(dsn: Dsn) -> str:
+    """`resolve_dsn` for a blocking connection."""
     if isinstance(dsn, str):
         return dsn
     try:
-        if answer := _answer_on_thread(dsn):
+        if answer := _call_on_thread(dsn):
             return _checked(dsn, answer[0])
-        problem = _unanswered(dsn)
+        problem = _timed_out(dsn)
     except UsageError:
         raise
     except Exception as error:  # noqa: BLE001 - the user's function
@@ -87,8 +87,8 @@ def _failed(dsn: Dsn, error: Exception) -> AddressError:
     return AddressError(f"{_called(dsn)} raised {type(error).__name__}: {_SECRETS.sub('***', str(error))}")
 
 
-def _unanswered(dsn: Dsn) -> AddressError:
-    return AddressError(f"{_called(dsn)} did not return within {_ANSWER_WITHIN:g} s")
+def _timed_out(dsn: Dsn) -> AddressError:
+    return AddressError(f"{_called(dsn)} did not return within {_DSN_TIMEOUT:g} s")
 
 
 def shown(dsn: Dsn) -> str:
@@ -126,7 +126,7 @@ def _checked(asked: Dsn, found: object) -> str:
     return found
 
 
-def _answer_on_thread(dsn: Callable[[], Any]) -> list[object]:
+def _call_on_thread(dsn: Callable[[], Any]) -> list[object]:
     """Call the function; return its result in a list, or an empty list on timeout.
 
     On a thread, because the thread of the caller may run an event loop.
@@ -147,7 +147,7 @@ def _answer_on_thread(dsn: Callable[[], Any]) -> list[object]:
     run = contextvars.copy_context().run
     thread = threading.Thread(target=run, args=(call,), name="gen_durable credentials", daemon=True)
     thread.start()
-    thread.join(_ANSWER_WITHIN)
+    thread.join(_DSN_TIMEOUT)
     if errors:
         raise errors[0]
     return answer

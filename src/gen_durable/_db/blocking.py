@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from ..config import Pooler, Settings
 from ..connections import Dsn
 from ..errors import UsageError
-from .address import AddressError, ask_blocking, unreachable
+from .address import AddressError, resolve_dsn_blocking, unreachable
 from .connector import NEWER, PINNED, local
 from .failures import StatementError, is_outage
 from .plan import Plan, only
@@ -119,7 +119,7 @@ class BlockingDatabase:
                 ) from None
             where, problem = "", None
             try:
-                where = ask_blocking(self._dsn)
+                where = resolve_dsn_blocking(self._dsn)
                 self._conn = self._connect(where)
             except (psycopg.Error, ValueError, AddressError) as error:
                 problem = unreachable(self._dsn, error, self._advice, where)
@@ -140,7 +140,7 @@ class BlockingDatabase:
             return Connection.open(where, self._reply_timeouts, None, prepare_threshold=None)
 
         def ask() -> str:
-            return ask_blocking(self._dsn)
+            return resolve_dsn_blocking(self._dsn)
 
         try:
             return Connection.open(where, self._reply_timeouts, ask, options=_OPTIONS[self._is_newer])

@@ -11,7 +11,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from ..errors import UsageError
-from .failures import NoAnswerError, StatementError
+from .failures import NoReplyError, StatementError
 from .reply_timeouts import GRACE, KEEPALIVE, ReplyTimeouts, on_server
 from .runner import run_psycopg
 from .watchdog import working
@@ -94,7 +94,7 @@ class Connection(psycopg.Connection[Any]):
         try:
             with Connection.open(ask(), bounds, None, options=_PINNED_PATH) as other:
                 return pid in run_psycopg(other, working([pid]), "")
-        except (psycopg.errors.ConnectionTimeout, NoAnswerError):
+        except (psycopg.errors.ConnectionTimeout, NoReplyError):
             return False
         except psycopg.OperationalError as error:
             return error.sqlstate is not None  # without a code: nothing listens there

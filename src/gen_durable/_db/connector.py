@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ..config import Settings
 from ..connections import Dsn
-from .address import AddressError, ask
+from .address import AddressError, resolve_dsn
 from .dsn import hosts_of, redacted, rotated, split_query
 from .reply_timeouts import KEEPALIVE, ReplyTimeouts, on_server
 from .runner import asyncpg_failures, from_asyncpg
@@ -83,7 +83,7 @@ class Connector:
         Raises:
             TimeoutError: no host replied in time.
         """
-        self.where = where = await ask(self._dsn)
+        self.where = where = await resolve_dsn(self._dsn)
         self.connects += 1
         for _ in range(hosts_of(where) - 1):
             try:

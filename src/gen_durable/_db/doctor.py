@@ -19,14 +19,14 @@ __all__ = ["examine", "outdated"]
 
 _SQL = statements("doctor.sql")
 # Fewer dead rows are not reported: the table is small.
-_DEAD: Final = 10_000
-_LONG: Final = timedelta(minutes=5)
+_MIN_DEAD_ROWS: Final = 10_000
+_LONG_TRANSACTION: Final = timedelta(minutes=5)
 # A worker fires a schedule within its poll_interval, and publishes an event at once.
 _LATE_SCHEDULE: Final = timedelta(minutes=1)
 _LATE_EVENT: Final = timedelta(minutes=5)
 # The most rows that a check counts, in a few milliseconds. At this number a finding says "at least".
-_MOST: Final = 10_000
-_MOST_OF_A_CODE: Final = 20
+_MAX_COUNT: Final = 10_000
+_MAX_PER_CODE: Final = 20
 # With a larger skew, times that a program passes (`eligible_at=`) are off noticeably.
 _SKEW: Final = timedelta(seconds=5)
 # Pinned settings that the statements rely on, and that get lost behind a pooler in transaction mode.
@@ -69,8 +69,8 @@ def _shortened(findings: list[Finding]) -> list[Finding]:
     for finding in findings:
         by_code[finding.code].append(finding)
     for code, each in by_code.items():
-        if (more := len(each) - _MOST_OF_A_CODE) > 0:
-            each[_MOST_OF_A_CODE:] = [
+        if (more := len(each) - _MAX_PER_CODE) > 0:
+            each[_MAX_PER_CODE:] = [
                 Finding(
                     code=code,
                     severity=each[0].severity,
@@ -130,7 +130,7 @@ def _wanted() -> dict[str, str]:
 
 
 def _bloat(settings: Settings) -> Plan[list[Finding]]:
-    rows = yield _SQL["bloat"](schema=settings.schema, least=_DEAD)
+    rows = yield _SQL["bloat"](schema=settings.schema, least=_MIN_DEAD_ROWS)
     return [
         Finding(
             code="table.bloat",
@@ -144,7 +144,7 @@ def _bloat(settings: Settings) -> Plan[list[Finding]]:
 
 
 def _transactions(settings: Settings) -> Plan[list[Finding]]:
-    rows = yield _SQL["transactions"](longest=_LONG)
+    rows = yield _SQL["transactions"](longest=_LONG_TRANSACTION)
     return [
         Finding(
             code="transaction.long",
@@ -311,7 +311,7 @@ def _keys(settings: Settings) -> Plan[list[Finding]]:
 
 
 def _limits(settings: Settings) -> Plan[list[Finding]]:
-    rows = yield _SQL["limits"](most=_MOST)
+    rows = yield _SQL["limits"](most=_MAX_COUNT)
     return [
         Finding(
             code="limit.missing",
@@ -324,7 +324,7 @@ def _limits(settings: Settings) -> Plan[list[Finding]]:
 
 
 def _schedules(settings: Settings) -> Plan[list[Finding]]:
-    (row,) = yield _SQL["schedules"](grace=_LATE_SCHEDULE, most=_MOST)
+    (row,) = yield _SQL["schedules"](grace=_LATE_SCHEDULE, most=_MAX_COUNT)
     if not row["count"]:
         return []
     return [
@@ -340,7 +340,7 @@ def _schedules(settings: Settings) -> Plan[list[Finding]]:
 
 
 def _outbox(settings: Settings) -> Plan[list[Finding]]:
-    rows = yield _SQL["outbox"](grace=_LATE_EVENT, most=_MOST)
+    rows = yield _SQL["outbox"](grace=_LATE_EVENT, most=_MAX_COUNT)
     return [
         Finding(
             code="outbox.stuck",
@@ -357,8 +357,8 @@ def _outbox(settings: Settings) -> Plan[list[Finding]]:
 
 
 def _dead_letters(settings: Settings) -> Plan[list[Finding]]:
-    rows = yield _SQL["dead_letters"](most=_MOST)
-    is_cut = sum(row["count"] for row in rows) >= _MOST
+    rows = yield _SQL["dead_letters"](most=_MAX_COUNT)
+    is_cut = sum(row["count"] for row in rows) >= _MAX_COUNT
     return [
         Finding(
             code="outbox.dead",
@@ -374,7 +374,7 @@ def _dead_letters(settings: Settings) -> Plan[list[Finding]]:
 
 
 def _counted(count: int, noun: str, *, is_cut: bool | None = None) -> str:
-    least = "at least " if (count >= _MOST if is_cut is None else is_cut) else ""
+    least = "at least " if (count >= _MAX_COUNT if is_cut is None else is_cut) else ""
     return f"{least}{count} {noun}{'' if count == 1 else 's'}"
 
 

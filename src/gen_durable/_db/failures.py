@@ -12,14 +12,14 @@ from ..errors import DatabaseError
 from . import sqlstates
 
 __all__ = [
-    "NoAnswerError",
+    "NoReplyError",
     "StatementError",
     "is_break",
     "is_data",
+    "is_no_reply",
     "is_outage",
     "is_race",
     "is_repairable",
-    "is_silence",
 ]
 
 
@@ -80,7 +80,7 @@ class StatementError(DatabaseError):
         return facts
 
 
-class NoAnswerError(StatementError):
+class NoReplyError(StatementError):
     """The server did not reply in time. It may have run the statement."""
 
     def __init__(self, message: str) -> None:
@@ -132,9 +132,9 @@ def is_repairable(error: StatementError) -> bool:
     return error.sqlstate in _REPAIRABLE
 
 
-def is_silence(error: BaseException | None) -> bool:
+def is_no_reply(error: BaseException | None) -> bool:
     """Whether a statement failed because the server did not reply in time."""
-    return isinstance(error, NoAnswerError)
+    return isinstance(error, NoReplyError)
 
 
 def is_break(error: StatementError) -> bool:

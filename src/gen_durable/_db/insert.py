@@ -15,7 +15,14 @@ from .failures import StatementError
 from .plan import Call, Plan, Rows, statements
 from .sqlstates import DATETIME_FIELD_OVERFLOW, LIMIT_REFUSED
 
-__all__ = ["Answer", "dead_letter_failed", "insert", "insert_children", "insert_dead_letters", "register"]
+__all__ = [
+    "InsertResult",
+    "dead_letter_failed",
+    "insert",
+    "insert_children",
+    "insert_dead_letters",
+    "register",
+]
 
 _SQL = statements("insert.sql")
 # Two batches that insert the same keys in opposite orders may deadlock more than once.
@@ -24,7 +31,7 @@ _TRIES = 8
 _MAX_BYTES = 2**29
 
 
-class Answer(msgspec.Struct, frozen=True, gc=False):
+class InsertResult(msgspec.Struct, frozen=True, gc=False):
     """The result of one insert."""
 
     id: int
@@ -39,7 +46,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     """If the key is taken: the machine of the instance that has it."""
 
 
-def insert(rows: Sequence[NewInstance], *, autocommit: bool) -> Plan[list[Answer]]:
+def insert(rows: Sequence[NewInstance], *, autocommit: bool) -> Plan[list[InsertResult]]:
     """Insert any number of instances in one statement; return the results in the order of the rows.
 
     Args:
@@ -54,9 +61,9 @@ def insert(rows: Sequence[NewInstance], *, autocommit: bool) -> Plan[list[Answer
         return []
     _check_size(rows)
     found = yield from _insert(rows, tries=_TRIES if autocommit else 1)
-    answers: list[Answer] = [None] * len(rows)  # type: ignore[list-item]  # every element is set: one row per input
+    answers: list[InsertResult] = [None] * len(rows)  # type: ignore[list-item]  # every element is set: one row per input
     for row in found:
-        answers[row["ord"] - 1] = Answer(
+        answers[row["ord"] - 1] = InsertResult(
             row["id"],
             row["inserted"],
             row["queue"],

@@ -21,13 +21,13 @@ __all__ = [
     "Machines",
     "Picked",
     "Throttled",
-    "after",
     "child_content",
     "inboxes",
     "load",
     "pick",
     "pick_by_machine",
     "pick_by_prefix",
+    "prefix_upper_bound",
     "signal_content",
 ]
 
@@ -167,7 +167,7 @@ def pick_by_prefix(
     fsms, versions = machines or (None, None)
     call = _SQL["pick_by_prefix"](
         low=prefix,
-        high=after(prefix),
+        high=prefix_upper_bound(prefix),
         fsms=fsms,
         versions=versions,
         demand=demand,
@@ -180,7 +180,7 @@ def pick_by_prefix(
     return _picked((yield call))
 
 
-def after(prefix: str) -> str:
+def prefix_upper_bound(prefix: str) -> str:
     """The least text, in code point order, above everything that begins with the prefix."""
     for place in range(len(prefix) - 1, -1, -1):
         code = ord(prefix[place]) + 1

@@ -13,7 +13,7 @@ from ..connections import Dsn
 from .address import unreachable
 from .connection_pool import ConnectionPool
 from .connector import NEWER, PINNED, Connector, has_newer, local
-from .failures import StatementError, is_silence
+from .failures import StatementError, is_no_reply
 from .plan import Plan, only
 from .reply_timeouts import ReplyTimeouts
 from .runner import asyncpg_failures, drive, from_asyncpg, run_asyncpg
@@ -227,7 +227,7 @@ class _Acquired:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         conn = self._conn
-        if is_silence(error) and not conn.is_closed():
+        if is_no_reply(error) and not conn.is_closed():
             # Terminated, not closed: some versions of asyncpg wait for the reply forever.
             self._watchdog.silent(self._pool, conn, time.monotonic() - self._acquired_at)
             conn.terminate()
@@ -283,7 +283,7 @@ class _Transaction:
 
     async def _roll_back(self, because: BaseException) -> None:
         # Without a reply, or after a cancellation, the connection is closed, which rolls back as well.
-        if is_silence(because) or not isinstance(because, Exception):
+        if is_no_reply(because) or not isinstance(because, Exception):
             return
         # If ROLLBACK fails, the connection is broken or busy, and is closed too.
         with suppress(StatementError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
-from .failures import NoAnswerError, StatementError
+from .failures import NoReplyError, StatementError
 from .plan import Call, Plan, Rows, Script, in_schema
 from .sqlstates import INVALID_DATA
 
@@ -147,7 +147,7 @@ def from_asyncpg(error: BaseException, call: Call | Script | None = None) -> Sta
     import asyncpg
 
     if isinstance(error, TimeoutError):
-        failure: StatementError = NoAnswerError(f"{str(error) or 'no answer in time'}{_statement(call)}")
+        failure: StatementError = NoReplyError(f"{str(error) or 'no answer in time'}{_statement(call)}")
     elif isinstance(error, asyncpg.PostgresError):
         # Also connection errors that asyncpg raises itself, with SQLSTATE 08…. str() would append detail and hint.
         message = str(error.args[0]) if error.args else str(error)
@@ -168,7 +168,7 @@ def from_psycopg(error: Any, call: Call | Script | None = None) -> StatementErro
     import psycopg
 
     if isinstance(error, psycopg.errors.ConnectionTimeout):
-        failure: StatementError = NoAnswerError(f"{error}{_statement(call)}")
+        failure: StatementError = NoReplyError(f"{error}{_statement(call)}")
     else:
         failure = StatementError(
             error.sqlstate or "", str(error).split("\n")[0], error.diag.message_detail or ""

@@ -11,12 +11,12 @@ from .failures import StatementError
 from .plan import Plan, statements
 from .sqlstates import INBOX_FULL
 
-__all__ = ["Arrival", "claim", "deliver", "sweep"]
+__all__ = ["Delivery", "claim", "deliver", "sweep"]
 
 _SQL = statements("signals.sql")
 
 
-class Arrival(msgspec.Struct, frozen=True, gc=False):
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """The result of a delivery."""
 
     id: int
@@ -53,7 +53,7 @@ def deliver(
     dedup_key: str | None,
     traceparent: str | None = None,
     max_inbox: int | None = None,
-) -> Plan[Arrival | None]:
+) -> Plan[Delivery | None]:
     """Add a signal to the inbox of a live instance; return `None` if there is no such instance.
 
     Args:
@@ -76,5 +76,5 @@ def deliver(
             ) from error
         raise
     for row in rows:
-        return Arrival(row["id"], row["signal_id"] is not None, row["woken"], row["queue"])
+        return Delivery(row["id"], row["signal_id"] is not None, row["woken"], row["queue"])
     return None

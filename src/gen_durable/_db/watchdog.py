@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from ..errors import UsageError
 from .address import AddressError
 from .connection_pool import ConnectionPool
-from .failures import NoAnswerError, StatementError
+from .failures import NoReplyError, StatementError
 from .plan import Plan, statements
 from .reply_timeouts import GRACE, ReplyTimeouts
 from .runner import asyncpg_failures, run_asyncpg
@@ -21,7 +21,7 @@ __all__ = ["Watchdog", "working"]
 
 _log: Final = logging.getLogger("gen_durable.connections")
 # Seconds between two checks of the connections in use. A check costs almost nothing.
-_LOOK_EVERY: Final = 0.5
+_CHECK_EVERY: Final = 0.5
 _SQL = statements("watchdog.sql")
 
 
@@ -94,7 +94,7 @@ class Watchdog:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(min(self._reply_timeouts.suspect / 4, _LOOK_EVERY))
+            await asyncio.sleep(min(self._reply_timeouts.suspect / 4, _CHECK_EVERY))
             if not self._waiting(self._reply_timeouts.suspect):
                 continue
             # Statements that were just sent may not have arrived at the server: check only older ones.
@@ -127,7 +127,7 @@ class Watchdog:
                     probe.terminate()
         except (AddressError, UsageError, socket.gaierror):
             pass  # the address is unknown now: try again later
-        except (OSError, NoAnswerError):  # includes TimeoutError: the new connection gets no reply either
+        except (OSError, NoReplyError):  # includes TimeoutError: the new connection gets no reply either
             return waiting
         except failures:
             pass  # the server replies, but refuses the query: try again later

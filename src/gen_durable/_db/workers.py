@@ -28,7 +28,7 @@ __all__ = [
 
 _SQL = statements("workers.sql")
 # The most rows counted per queue: a few milliseconds. Above it the exact number does not matter.
-_MOST: Final = 10_000
+_MAX_COUNT: Final = 10_000
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ def overrides() -> Plan[Mapping[str, Override]]:
 
 def queues() -> Plan[Sequence[QueueStatus]]:
     """All queues, with the number of waiting instances."""
-    return [QueueStatus(**row) for row in (yield _SQL["queues"](most=_MOST))]
+    return [QueueStatus(**row) for row in (yield _SQL["queues"](most=_MAX_COUNT))]
 
 
 def pause_queue(name: str, actor: str | None, reason: str | None = None) -> Plan[QueueControl]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from .._backoff import backoff_seconds
-from .._db.failures import StatementError, is_outage, is_race, is_repairable, is_silence
+from .._db.failures import StatementError, is_no_reply, is_outage, is_race, is_repairable
 from .._db.sqlstates import INSUFFICIENT_RESOURCES, READ_ONLY, SYSTEM_ERROR
 
 __all__ = ["REPAIR_WITHIN", "DatabaseRetry", "DatabaseStatus"]
@@ -131,7 +131,7 @@ class DatabaseStatus:
             _log.info(end)
 
     def _reason(self, error: StatementError) -> str:
-        if is_silence(error):
+        if is_no_reply(error):
             return f"no reply from {self._server} for {self.seconds_since_reply:.1f} s"
         return f"{error} ({self._server})"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from gen_durable._db.insert import Answer, insert
+from gen_durable._db.insert import InsertResult, insert
 from tests.interleavings.actions import put, reap
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
@@ -95,7 +95,7 @@ def _answered_once(key: str, value: Any, *inserters: str) -> Callable[[End], Non
     return lambda end: _check_answers(end, key, value, [end.result(name)[0] for name in inserters])
 
 
-def _check_answers(end: End, key: str, value: Any, answers: Collection[Answer]) -> None:
+def _check_answers(end: End, key: str, value: Any, answers: Collection[InsertResult]) -> None:
     """Instance 1 has ended: the new insert holds the key, all others are duplicates of either."""
     require(all(answers), "no answer")
     holders = end.after.holders(f"{key}_guard", value)

@@ -7,7 +7,7 @@ from typing import Any
 from gen_durable._db.admission import stuck_keys
 from gen_durable._db.pick import Picked
 from gen_durable._db.plan import Plan
-from gen_durable._db.signals import Arrival, deliver
+from gen_durable._db.signals import Delivery, deliver
 from tests.interleavings.actions import gate, lease_some, send
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
@@ -86,7 +86,7 @@ def two_signals_in_a_transaction() -> Scenario:
     """A caller's transaction locks its targets in another order. One of the two may be retried."""
     flushed_both = flush(*(outcome(id, "await", awaits=("go",)) for id in (1, 2)))
 
-    def send_both() -> Plan[list[Arrival | None]]:
+    def send_both() -> Plan[list[Delivery | None]]:
         first = yield from deliver(1, "go", "{}", None)
         second = yield from deliver(2, "go", "{}", None)
         return [first, second]

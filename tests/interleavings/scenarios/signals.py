@@ -5,7 +5,7 @@ from __future__ import annotations
 from gen_durable._db.lease import expire
 from gen_durable._db.pick import Picked
 from gen_durable._db.plan import Plan, Statement
-from gen_durable._db.signals import Arrival, claim, deliver
+from gen_durable._db.signals import Delivery, claim, deliver
 from gen_durable.errors import MessageReusedError
 from tests.interleavings.actions import lease_some, put, reap, send
 from tests.interleavings.invariants import require
@@ -119,7 +119,7 @@ def park_and_redeliver_what_was_consumed() -> Scenario:
 def done_and_deliver(*, has_signals: bool) -> Scenario:
     """A signal is accepted by a live instance or rejected; none is accepted after the end."""
 
-    def send_and_look() -> Plan[tuple[Arrival | None, str]]:
+    def send_and_look() -> Plan[tuple[Delivery | None, str]]:
         arrival = yield from deliver(1, "go", "{}", None)
         rows = yield _STATUS(id=1)
         return arrival, rows[0]["status"]
@@ -251,7 +251,7 @@ def done_insert_and_deliver_by_key() -> Scenario:
 
     def check(end: End) -> None:
         (answer,) = end.result("I")
-        arrival: Arrival | None = end.result("D")
+        arrival: Delivery | None = end.result("D")
         require(answer.is_new or answer.id == 1, "refused without a holder")
         if answer.is_new and end.is_before("I", "D"):
             require(arrival is not None and arrival.id == answer.id, "the holder of the key was overlooked")
@@ -305,7 +305,7 @@ def receive_and_receive() -> Scenario:
     """One message is delivered to two targets at once: it counts for one of them."""
 
     def receive(key: str) -> Work:
-        def plan(_: Session) -> Plan[Arrival | str | None]:
+        def plan(_: Session) -> Plan[Delivery | str | None]:
             try:
                 is_new = yield from claim("message", key, "go")
             except MessageReusedError:
