@@ -169,7 +169,9 @@ class AsyncClient:
                 of another type and unknown keys are refused.
             args: an alias of `state`.
             conn: a connection of the caller: insert in its transaction.
-            options: see `InsertOptions`.
+            options: step, queue, priority, eligible_at, schedule_at, schedule_in, correlation_key, correlation_scope,
+                unique_key, unique_scope, concurrency_key, idempotency_key, max_attempts, rate_limit, weight,
+                traceparent; see `InsertOptions`.
 
         Returns:
             `Inserted`, or `Duplicate` if an instance has the correlation, unique or idempotency key already. Both refer
@@ -177,7 +179,7 @@ class AsyncClient:
 
         Raises:
             KeyTakenError: an instance of another machine has the key.
-            EncodeError: the state does not fit the type of the machine, or cannot be stored.
+            EncodeError: the state does not match the type of the machine, or cannot be stored.
             LimitError: the rate limit does not exist, or the weight exceeds its burst.
             UsageError: an option is unknown or invalid.
         """
