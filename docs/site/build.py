@@ -66,7 +66,7 @@ def main(target: Path) -> None:
     """Build the site in `target`; exit with an error if a link is broken."""
     write_pages()
     with tempfile.TemporaryDirectory() as directory:
-        stage = Stage(Path(directory))
+        stage = StagedPages(Path(directory))
         stage.fill()
         build = [str(Path(sys.executable).with_name("zensical")), "build", "--strict", "--clean"]
         if subprocess.run([*build, "-f", str(stage.config)], check=False, cwd=directory).returncode:
@@ -79,7 +79,7 @@ def main(target: Path) -> None:
     print(f"built {target}: {sum(1 for _ in target.rglob('*.html'))} pages")
 
 
-class Stage:
+class StagedPages:
     """The directory that Zensical builds from."""
 
     def __init__(self, root: Path) -> None:
@@ -208,7 +208,7 @@ def source_listing(path: str) -> str:
     return "\n".join(shown)
 
 
-def write_llms(stage: Stage, target: Path) -> None:
+def write_llms(stage: StagedPages, target: Path) -> None:
     """Write llms.txt, an index of all pages; llms-full.txt, their text; and each page as Markdown."""
     project = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]
     index = [f"# {project['site_name']}\n\n> {project['site_description']}\n"]

@@ -1,4 +1,4 @@
-"""The version of this package, for the build and for whoever asks at run time."""
+"""The version of this package. The build reads it from here."""
 
 __all__ = ["VERSION"]
 

@@ -71,7 +71,7 @@ def test_unknown_schema_version(run: Run) -> None:
 
 
 def test_sql_needs_no_database(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEN_DURABLE_DSN", "postgresql://nobody@127.0.0.1:1/nowhere")
+    monkeypatch.setenv("GEN_DURABLE_DSN", "postgresql://app@127.0.0.1:1/nowhere")
     printed = CliRunner().invoke(root, ["db", "sql", "--schema", schema])
     assert printed.exit_code == 0
     assert printed.stdout.startswith("begin;\n\nset local search_path = pg_catalog, pg_temp;\n\ndo $$ begin")

@@ -156,7 +156,7 @@ class Reading:
 
     @contextmanager
     def _env_of_tests(self) -> Iterator[None]:
-        """Where databases for tests are made: not necessarily on a server that somebody has named."""
+        """Choose the server for databases of tests; it may differ from the one that a snippet names."""
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("GEN_DURABLE_DSN")
             if self._given_dsn is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from docs.site.build import API, ROOT_PAGES, Stage, broken_links, exports, navigation, pages, write_llms
+from docs.site.build import API, ROOT_PAGES, StagedPages, broken_links, exports, navigation, pages, write_llms
 
 
 def test_navigation_lists_every_page_once() -> None:
@@ -20,7 +20,7 @@ def test_api_reference_covers_every_exported_module() -> None:
 
 
 def test_llms_txt_links_every_page(tmp_path: Path) -> None:
-    stage = Stage(tmp_path / "stage")
+    stage = StagedPages(tmp_path / "stage")
     stage.root.mkdir()
     stage.fill()
     write_llms(stage, tmp_path)

@@ -81,14 +81,14 @@ def test_home_is_accessible_to_the_account_at_any_umask(base: Path, empty_home: 
 def test_copied_binaries_are_kept_and_old_copies_removed(closed: Path, empty_home: Path) -> None:
     homes.locate(empty_home).make()
     found = binaries.Binaries(_private_programs(closed), 0)
-    nobody = _nobody()
+    owner = _nobody()
     (empty_home / "programs-old").mkdir()
 
-    staged = binaries.stage(found, empty_home, nobody)
+    staged = binaries.stage(found, empty_home, owner)
     made = staged.stat().st_mtime_ns
-    assert binaries.stage(found, empty_home, nobody) == staged
+    assert binaries.stage(found, empty_home, owner) == staged
     assert staged.stat().st_mtime_ns == made
-    assert account.can_run(nobody, staged / "postgres")
+    assert account.can_run(owner, staged / "postgres")
     assert [path.name for path in empty_home.glob("programs-*")] == [staged.relative_to(empty_home).parts[0]]
 
 

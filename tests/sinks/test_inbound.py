@@ -232,7 +232,7 @@ async def test_standalone_endpoint_keeps_an_open_client_open(async_durable: Asyn
 async def test_standalone_endpoint_fails_startup_without_database(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    client = AsyncClient("postgresql://nobody@127.0.0.1:1/nowhere")
+    client = AsyncClient("postgresql://app@127.0.0.1:1/nowhere")
     started, answer = await post_when_served(Inbound(client, secret=None), "/order:42/x")
     assert started["type"] == "lifespan.startup.failed"
     assert started["message"].startswith("UnreachableError: ")
