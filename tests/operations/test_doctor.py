@@ -66,7 +66,7 @@ async def test_missing_or_invalid_indexes(db: Any, client: Any) -> None:
 
 @pytest.mark.clause("OPS-9")
 async def test_tables_with_many_dead_tuples(db: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_DEAD", 100)
+    monkeypatch.setattr(doctor, "_MIN_DEAD_ROWS", 100)
     await db.execute("alter table gen_durable.audit_events set (autovacuum_enabled = off)")
     await db.execute(
         "insert into gen_durable.audit_events (instance_id, event) select n, 'x' from generate_series(1, 200) n"
@@ -94,7 +94,7 @@ async def _flushed(db: Any) -> None:
 async def test_long_open_transactions(
     db: Any, client: Any, direct_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_LONG", timedelta(0))
+    monkeypatch.setattr(doctor, "_LONG_TRANSACTION", timedelta(0))
     other = await asyncpg.connect(direct_dsn)
     await other.execute("begin; select 1 from gen_durable.gen_durable")
     findings = [each for each in await client.doctor() if each.facts["who"] == str(other.get_server_pid())]
@@ -302,14 +302,14 @@ async def test_dead_letters_are_a_notice_per_sink(
     assert ops.facts["since"] < web.facts["since"]
     assert web.what.startswith("1 dead letter for sink web since ")
     assert web.fix.endswith("gen-durable outbox replay --dead --sink web")
-    monkeypatch.setattr(doctor, "_MOST", 2)
+    monkeypatch.setattr(doctor, "_MAX_COUNT", 2)
     (ops,) = await client.doctor()
     assert ops.what.startswith("at least 2 dead letters for sink ops")
 
 
 @pytest.mark.clause("OPS-9")
 async def test_counts_are_bounded(db: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_MOST", 2)
+    monkeypatch.setattr(doctor, "_MAX_COUNT", 2)
     for n in range(3):
         await client.put_schedule(Schedule(f"s{n}", Spec(Plain, 1), every=AN_HOUR))
         await put(db, rate_limit=f"none:{n}", queue="later", eligible_at="=now() + interval '1 h'")
