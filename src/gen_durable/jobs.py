@@ -143,6 +143,7 @@ def job(
         timeout: how long an execution may run; see `step`.
         pool: where a plain `def` runs: `"thread"`, or `"process"` for CPU-bound work.
         dead_letter: a job that is inserted, with payload and error, in the transaction that fails this one.
+        unknown: none; any other option raises `OptionError` with a hint.
 
     Raises:
         DefinitionError: the function cannot be a job, or an option is invalid.

@@ -116,6 +116,7 @@ class Machine(Definition[StateT, ResultT]):
             queue: the queue of its instances, unless an insert names another one; default: `"default"`.
             retry: how the default `handle` retries a step that raised; default: no retry.
             lease: how long an execution keeps its lease without a heartbeat; default: `settings.lease`.
+            unknown: none; any other option raises `OptionError` with a hint.
 
         Raises:
             DefinitionError: the definition is invalid.
