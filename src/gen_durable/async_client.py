@@ -9,7 +9,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
-from . import _recurring, _verbs
+from . import _verbs
 from ._checks import checked_delay
 from ._db import migrate
 from ._db.address import shown
@@ -715,7 +715,9 @@ class AsyncClient:
 
         A paused schedule stays paused. The next fire time stays if cron, interval and time zone are unchanged.
         """
-        return await self._write(_recurring.put(schedule, self.settings, self._ahead, reason, actor), conn)
+        return await self._write(
+            _verbs.schedules.put(schedule, self.settings, self._ahead, reason, actor), conn
+        )
 
     async def get_schedule(self, name: str, /) -> ScheduleRecord:
         """Return a stored schedule.
@@ -723,11 +725,11 @@ class AsyncClient:
         Raises:
             NoScheduleError: there is no such schedule.
         """
-        return await self._database.run(_recurring.get(name))
+        return await self._database.run(_verbs.schedules.get(name))
 
     async def schedules(self) -> Sequence[ScheduleRecord]:
         """Return all schedules, by name."""
-        return await self._database.run(_recurring.every())
+        return await self._database.run(_verbs.schedules.every())
 
     async def pause_schedule(
         self,
@@ -743,7 +745,7 @@ class AsyncClient:
         Raises:
             NoScheduleError: there is no such schedule.
         """
-        return await self._write(_recurring.pause(name, reason, actor), conn)
+        return await self._write(_verbs.schedules.pause(name, reason, actor), conn)
 
     async def resume_schedule(
         self,
@@ -759,7 +761,7 @@ class AsyncClient:
         Raises:
             NoScheduleError: there is no such schedule.
         """
-        return await self._write(_recurring.resume(name, self._ahead, reason, actor), conn)
+        return await self._write(_verbs.schedules.resume(name, self._ahead, reason, actor), conn)
 
     async def trigger_schedule(
         self,
@@ -775,7 +777,7 @@ class AsyncClient:
         Raises:
             NoScheduleError: there is no such schedule.
         """
-        return await self._write(_recurring.trigger(name, self._ahead, reason, actor), conn)
+        return await self._write(_verbs.schedules.trigger(name, self._ahead, reason, actor), conn)
 
     async def delete_schedule(
         self,
@@ -791,7 +793,7 @@ class AsyncClient:
         Raises:
             NoScheduleError: there is no such schedule.
         """
-        await self._write(_recurring.delete(name, reason, actor), conn)
+        await self._write(_verbs.schedules.delete(name, reason, actor), conn)
 
     async def explain(self, target: Target, /) -> Explanation:
         """Explain why an instance does not run: all current reasons, with their facts.

@@ -8,7 +8,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
-from . import _recurring, _verbs
+from . import _verbs
 from ._db import migrate
 from ._db.blocking import BlockingDatabase
 from ._db.caller_connection import driver_of
@@ -476,15 +476,15 @@ class Client:
         conn: Connection | None = None,
     ) -> ScheduleRecord:
         """Store a schedule; replaces the schedule of the same name. See `AsyncClient.put_schedule`."""
-        return self._write(_recurring.put(schedule, self.settings, self._ahead, reason, actor), conn)
+        return self._write(_verbs.schedules.put(schedule, self.settings, self._ahead, reason, actor), conn)
 
     def get_schedule(self, name: str, /) -> ScheduleRecord:
         """Return a stored schedule. See `AsyncClient.get_schedule`."""
-        return self._database.run(_recurring.get(name))
+        return self._database.run(_verbs.schedules.get(name))
 
     def schedules(self) -> Sequence[ScheduleRecord]:
         """Return all schedules, by name. See `AsyncClient.schedules`."""
-        return self._database.run(_recurring.every())
+        return self._database.run(_verbs.schedules.every())
 
     def pause_schedule(
         self,
@@ -499,7 +499,7 @@ class Client:
 
         See `AsyncClient.pause_schedule`.
         """
-        return self._write(_recurring.pause(name, reason, actor), conn)
+        return self._write(_verbs.schedules.pause(name, reason, actor), conn)
 
     def resume_schedule(
         self,
@@ -514,7 +514,7 @@ class Client:
 
         See `AsyncClient.resume_schedule`.
         """
-        return self._write(_recurring.resume(name, self._ahead, reason, actor), conn)
+        return self._write(_verbs.schedules.resume(name, self._ahead, reason, actor), conn)
 
     def trigger_schedule(
         self,
@@ -529,7 +529,7 @@ class Client:
 
         See `AsyncClient.trigger_schedule`.
         """
-        return self._write(_recurring.trigger(name, self._ahead, reason, actor), conn)
+        return self._write(_verbs.schedules.trigger(name, self._ahead, reason, actor), conn)
 
     def delete_schedule(
         self,
@@ -544,7 +544,7 @@ class Client:
 
         See `AsyncClient.delete_schedule`.
         """
-        self._write(_recurring.delete(name, reason, actor), conn)
+        self._write(_verbs.schedules.delete(name, reason, actor), conn)
 
     def explain(self, target: Target, /) -> Explanation:
         """Explain why an instance does not run: all current reasons, with their facts. See `AsyncClient.explain`."""

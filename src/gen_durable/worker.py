@@ -14,7 +14,7 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-from . import _recurring
+from . import _verbs
 from ._checks import checked_int, checked_name, duration_text
 from ._core.registry import Machines, Registry
 from ._core.settle import Bounds
@@ -142,7 +142,7 @@ class Worker(AsyncClient):
         )
         if on_unknown not in ("fail", "leave"):
             raise SettingsError("on_unknown", f"must be 'fail' or 'leave', got {on_unknown!r}")
-        self._schedules = _recurring.definitions(schedules, self.settings)
+        self._schedules = _verbs.schedules.definitions(schedules, self.settings)
         self.leaves_unknown: bool = on_unknown == "leave"
         # Check now: a machine that other processes cannot import is a programming error.
         hello_for(self._registry, Bounds(self.settings.max_payload, self.settings.max_children))

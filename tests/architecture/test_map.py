@@ -7,7 +7,7 @@ import re
 from tests.architecture.sources import PACKAGE, ROOT, python_files, sql_files
 
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
-SECTIONS = {"_runtime": "`_runtime/`", "_db": "`_db/`", "_core": "`_core/`"}
+SECTIONS = {"_verbs": "`_verbs/`", "_runtime": "`_runtime/`", "_db": "`_db/`", "_core": "`_core/`"}
 # Packages that have one row for all their modules.
 WHOLE = {"cli", "demo", "testing", "contrib", "embedded", "sinks"}
 IDENTIFIER = re.compile(r"[A-Za-z_][\w.]*(?:\(\))?")

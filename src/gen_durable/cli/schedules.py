@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .. import _recurring
+from .. import _verbs
 from .._checks import checked_name, duration_text
 from .._db import insert_by_name, snapshots
 from .._db import schedules as plans
@@ -74,7 +74,7 @@ def list_(place: Place, as_json: bool) -> None:
 @place_options()
 def show(place: Place, name: str, as_json: bool) -> None:
     """Show schedule NAME."""
-    _print(_run(place, _recurring.get(name)), as_json=as_json)
+    _print(_run(place, _verbs.schedules.get(name)), as_json=as_json)
 
 
 @schedules.command()
@@ -188,7 +188,7 @@ def add(
 @place_options()
 def pause(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
     """Pause schedule NAME: it inserts nothing until it is resumed."""
-    record, _ = _run(place, _recurring.pause(name, reason, actor))
+    record, _ = _run(place, _verbs.schedules.pause(name, reason, actor))
     _print(record, as_json=as_json)
 
 
@@ -199,7 +199,7 @@ def pause(place: Place, name: str, reason: str | None, actor: str | None, as_jso
 @place_options()
 def resume(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
     """Resume schedule NAME at its next fire time. Fire times during the pause are skipped."""
-    record, _ = _run(place, _recurring.resume(name, _NOW, reason, actor))
+    record, _ = _run(place, _verbs.schedules.resume(name, _NOW, reason, actor))
     _print(record, as_json=as_json)
 
 
@@ -211,7 +211,7 @@ def resume(place: Place, name: str, reason: str | None, actor: str | None, as_js
 def trigger(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
     """Insert an instance of schedule NAME now, also if it is paused. Its fire times stay the same."""
     done: Triggered
-    done, _ = _run(place, _recurring.trigger(name, _NOW, reason, actor))
+    done, _ = _run(place, _verbs.schedules.trigger(name, _NOW, reason, actor))
     if as_json:
         print_json({"id": done.id, "inserted": done.is_new})
     else:
@@ -225,7 +225,7 @@ def trigger(place: Place, name: str, reason: str | None, actor: str | None, as_j
 @place_options()
 def rm(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
     """Remove schedule NAME. Its instances stay. A worker whose code declares the schedule adds it again at start."""
-    _run(place, _recurring.delete(name, reason, actor))
+    _run(place, _verbs.schedules.delete(name, reason, actor))
     if as_json:
         print_json({"name": name, "removed": True})
     else:
@@ -241,7 +241,7 @@ def _run(place: Place, plan: Plan[T]) -> T:
 
 
 def _listing() -> Plan[tuple[datetime, Sequence[ScheduleRecord]]]:
-    return (yield from snapshots.now()), (yield from _recurring.every())
+    return (yield from snapshots.now()), (yield from _verbs.schedules.every())
 
 
 def _add(
@@ -249,7 +249,7 @@ def _add(
 ) -> Plan[ScheduleRecord]:
     check_known(new, (yield from insert_by_name.known_versions()))
     yield from plans.put(definition, reason=reason, actor=actor)
-    return (yield from _recurring.get(definition.name))
+    return (yield from _verbs.schedules.get(definition.name))
 
 
 def _json(record: ScheduleRecord) -> dict[str, Any]:

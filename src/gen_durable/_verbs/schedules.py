@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from ._checks import checked_name
-from ._core.new_rows import new_instance
-from ._db import schedules
-from ._db.plan import Plan, Row
-from .config import Settings
-from .errors import UsageError
-from .outcome import reason_text
-from .schedules import Schedule, ScheduleRecord, Triggered
+from .._checks import checked_name
+from .._core.new_rows import new_instance
+from .._db import schedules
+from .._db.plan import Plan, Row
+from ..config import Settings
+from ..errors import UsageError
+from ..schedules import Schedule, ScheduleRecord, Triggered
+from .common import checked_actor, checked_reason
 
 __all__ = ["definitions", "delete", "every", "get", "pause", "put", "record_of", "resume", "trigger"]
 
@@ -105,10 +105,7 @@ def record_of(row: Row) -> ScheduleRecord:
 
 
 def _why(reason: str | None, actor: str | None) -> dict[str, str | None]:
-    return {
-        "reason": reason_text(reason) if reason else None,
-        "actor": None if actor is None else checked_name(actor, "actor"),
-    }
+    return {"reason": checked_reason(reason), "actor": checked_actor(actor)}
 
 
 def _checked(name: str) -> str:

@@ -1,0 +1,75 @@
+"""The operations of both clients and of the command line. Each is a plan that returns the value for the caller.
+
+Plans of changes return two values: the result, and the queues that have work now.
+"""
+
+from __future__ import annotations
+
+from . import schedules
+from .common import definition_of_target, read, resolve
+from .control import cancel, cancel_all, delete_all, restore, retry, retry_all, soft_delete
+from .history import audit, audit_level, audit_log, events, replay, set_audit
+from .inserts import given_state, insert, insert_all
+from .operations import (
+    PauseConfirmation,
+    doctor,
+    limits,
+    pause_confirmation,
+    pause_queue,
+    queues,
+    remove_limit,
+    resume_queue,
+    set_limit,
+    set_queue,
+    workers,
+)
+from .reads import Filters, children, count, executions, explain, get, page
+from .signals import receive, signal
+from .waits import Poll, Wait, checked_until, current
+
+__all__ = [
+    "Filters",
+    "PauseConfirmation",
+    "Poll",
+    "Wait",
+    "audit",
+    "audit_level",
+    "audit_log",
+    "cancel",
+    "cancel_all",
+    "checked_until",
+    "children",
+    "count",
+    "current",
+    "definition_of_target",
+    "delete_all",
+    "doctor",
+    "events",
+    "executions",
+    "explain",
+    "get",
+    "given_state",
+    "insert",
+    "insert_all",
+    "limits",
+    "page",
+    "pause_confirmation",
+    "pause_queue",
+    "queues",
+    "read",
+    "receive",
+    "remove_limit",
+    "replay",
+    "resolve",
+    "restore",
+    "resume_queue",
+    "retry",
+    "retry_all",
+    "schedules",
+    "set_audit",
+    "set_limit",
+    "set_queue",
+    "signal",
+    "soft_delete",
+    "workers",
+]

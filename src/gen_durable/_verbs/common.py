@@ -1,0 +1,59 @@
+"""Shared by the operations: targets, typed instances, reasons and actors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from .._checks import checked_name
+from .._core.hydration import instance_of
+from .._db import snapshots
+from .._db.plan import Plan
+from ..definition import MachineDef, definition_of
+from ..errors import NoTargetError, UsageError
+from ..instance import Instance
+from ..outcome import reason_text
+from ..refs import Ref, Target, target_value
+
+__all__ = ["MAX_PAGE", "checked_actor", "checked_reason", "definition_of_target", "read", "resolve"]
+
+MAX_PAGE: Final = 10_000
+
+
+def resolve(target: Target, verb: str) -> Plan[int]:
+    """Return the id of a target; raise NoTargetError if a correlation key has no instance."""
+    value = target_value(target)
+    if isinstance(value, int):
+        return value
+    row = yield from snapshots.get(value)
+    if row is None:
+        raise NoTargetError(value, verb)
+    id: int = row["id"]
+    return id
+
+
+def definition_of_target(target: Target) -> MachineDef | None:
+    """Return the machine of a reference; `None` for an id or a key."""
+    return definition_of(target.definition) if isinstance(target, Ref) else None
+
+
+def read(row: Mapping[str, Any], definition: MachineDef | None) -> Instance[Any, Any]:
+    """Build an instance from a row. Raises UsageError if it belongs to another machine."""
+    if definition is not None and row["fsm"] != definition.name:
+        raise UsageError(
+            f"instance {row['id']} is a {row['fsm']}, not a {definition.name}",
+            "use the machine that it belongs to",
+        )
+    # Another version may have another state type, so its state is plain JSON.
+    is_known = definition is not None and row["fsm_version"] == definition.version
+    return instance_of(row, definition if is_known else None)
+
+
+def checked_reason(reason: str | None) -> str | None:
+    """Return a reason for the audit log, cut to its maximum length."""
+    return None if not reason else reason_text(reason)
+
+
+def checked_actor(actor: str | None) -> str | None:
+    """Return an actor for the audit log; raise UsageError if it is too long."""
+    return None if actor is None else checked_name(actor, "actor")

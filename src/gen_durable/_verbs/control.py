@@ -1,0 +1,211 @@
+"""Cancel, delete, restore and retry instances, one or all that match."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .._core.codec import convert, encode
+from .._db import control
+from .._db.plan import Plan
+from .._typing import KEEP
+from ..config import Settings
+from ..errors import NoTargetError
+from ..instance import (
+    LIVE_STATUSES,
+    AlreadyFinished,
+    Cancelled,
+    CancelRequested,
+    CancelResult,
+    Deleted,
+    NotRetried,
+    Restored,
+    Retried,
+    RetryResult,
+    Status,
+)
+from ..refs import Insertable, Target, target_value
+from .common import checked_actor, checked_reason, definition_of_target, resolve
+from .reads import filter_of
+
+__all__ = ["cancel", "cancel_all", "delete_all", "restore", "retry", "retry_all", "soft_delete"]
+
+
+def cancel(
+    target: Target, reason: str | None, actor: str | None, *, force: bool, cascade: bool, autocommit: bool
+) -> Plan[tuple[CancelResult, set[str]]]:
+    """Cancel an instance; with `cascade`, also all descendants."""
+    id = yield from resolve(target, "cancel")
+    why, who = checked_reason(reason), checked_actor(actor)
+    rows = yield from control.cancel([id], why, who, force=force, autocommit=autocommit)
+    if not rows:
+        raise NoTargetError(id, "cancel")
+    queues = _woken(rows)
+    # One transaction per generation and batch: parents and children in one would be locked in the wrong order. Failed
+    # and cancelled descendants are included, because they may have live children.
+    parents = [id] if cascade else []
+    while parents:
+        parents = yield from control.unfinished_children(parents)
+        yield from control.in_batches(
+            parents,
+            lambda batch: control.cancel(batch, why, who, force=force, autocommit=autocommit),
+            lambda rows: queues.update(_woken(rows)),
+        )
+    return _cancel_result(rows[0]), queues
+
+
+def cancel_all(
+    machine: Insertable[Any, Any] | str | None,
+    filters: Mapping[str, Any],
+    reason: str | None,
+    actor: str | None,
+    *,
+    force: bool,
+    autocommit: bool,
+) -> Plan[tuple[int, set[str]]]:
+    """Cancel all live instances that match; return how many."""
+    wanted = filter_of(machine, {"status": LIVE_STATUSES, **filters})
+    why, who = checked_reason(reason), checked_actor(actor)
+    count, queues = 0, set[str]()
+
+    def on_changed(rows: Sequence[Mapping[str, Any]]) -> None:
+        nonlocal count
+        count += sum(not Status(row["was"]).is_terminal for row in rows)
+        queues.update(_woken(rows))
+
+    yield from control.in_batches(
+        _parents_first((yield from control.matching_ids(wanted))),
+        lambda batch: control.cancel(batch, why, who, force=force, autocommit=autocommit),
+        on_changed,
+    )
+    return count, queues
+
+
+def soft_delete(
+    target: Target, reason: str | None, actor: str | None, *, autocommit: bool
+) -> Plan[tuple[Deleted, set[str]]]:
+    """Soft-delete an instance."""
+    id = yield from resolve(target, "delete")
+    rows = yield from control.delete(
+        [id], checked_reason(reason), checked_actor(actor), autocommit=autocommit
+    )
+    if not rows:
+        raise NoTargetError(id, "delete")
+    row = rows[0]
+    return Deleted(id, row["deleted_at"], row["status"] == Status.EXECUTING), _woken(rows)
+
+
+def delete_all(
+    machine: Insertable[Any, Any] | str | None,
+    filters: Mapping[str, Any],
+    reason: str | None,
+    actor: str | None,
+    *,
+    autocommit: bool,
+) -> Plan[tuple[int, set[str]]]:
+    """Soft-delete all instances that match; return how many."""
+    wanted = filter_of(machine, filters)
+    why, who = checked_reason(reason), checked_actor(actor)
+    count, queues = 0, set[str]()
+
+    def on_changed(rows: Sequence[Mapping[str, Any]]) -> None:
+        nonlocal count
+        count += len(rows)
+        queues.update(_woken(rows))
+
+    yield from control.in_batches(
+        _parents_first((yield from control.matching_ids(wanted))),
+        lambda batch: control.delete(batch, why, who, autocommit=autocommit),
+        on_changed,
+    )
+    return count, queues
+
+
+def restore(
+    target: Target, reason: str | None, actor: str | None, *, autocommit: bool
+) -> Plan[tuple[Restored, set[str]]]:
+    """Undo a soft delete. A key refers to the deleted instance that had it, even if another instance has it now."""
+    value = target_value(target)
+    id = (yield from control.deleted_with_key(value)) if isinstance(value, str) else value
+    if id is None:
+        id = yield from resolve(target, "restore")
+    rows = yield from control.restore(
+        [id], checked_reason(reason), checked_actor(actor), autocommit=autocommit
+    )
+    if not rows:
+        raise NoTargetError(id, "restore")
+    return Restored(id, Status(rows[0]["status"])), set()
+
+
+def retry(
+    target: Target,
+    state: Any,
+    reason: str | None,
+    actor: str | None,
+    settings: Settings,
+    *,
+    autocommit: bool,
+) -> Plan[tuple[RetryResult, set[str]]]:
+    """Continue a failed or cancelled instance where it ended."""
+    text = None
+    if state is not KEEP:
+        definition = definition_of_target(target)
+        type_ = definition.state_type if definition else Any
+        what = "the new state"
+        text = encode(convert(state, type_, what), type_, what, settings.max_payload)
+    id = yield from resolve(target, "retry")
+    rows = yield from control.retry(
+        [id], text, checked_reason(reason), checked_actor(actor), autocommit=autocommit
+    )
+    if not rows:
+        raise NoTargetError(id, "retry")
+    row = rows[0]
+    if not row["is_retried"]:
+        return NotRetried(id, Status(row["status"])), set()
+    return Retried(id), {row["queue"]}
+
+
+def retry_all(
+    machine: Insertable[Any, Any] | str | None,
+    filters: Mapping[str, Any],
+    reason: str | None,
+    actor: str | None,
+    *,
+    autocommit: bool,
+) -> Plan[tuple[int, set[str]]]:
+    """Retry all failed and cancelled instances that match; return how many.
+
+    Newest first: children before their parents, which then wait for them.
+    """
+    wanted = filter_of(machine, {"status": (Status.FAILED, Status.CANCELLED), **filters})
+    why, who = checked_reason(reason), checked_actor(actor)
+    count, queues = 0, set[str]()
+
+    def on_changed(rows: Sequence[Mapping[str, Any]]) -> None:
+        nonlocal count
+        retried = [row for row in rows if row["is_retried"]]
+        count += len(retried)
+        queues.update(row["queue"] for row in retried)
+
+    yield from control.in_batches(
+        (yield from control.matching_ids(wanted)),
+        lambda batch: control.retry(batch, None, why, who, autocommit=autocommit),
+        on_changed,
+    )
+    return count, queues
+
+
+def _parents_first(newest_first: Sequence[int]) -> Sequence[int]:
+    """Order ids so that no cancelled child releases a parent that is cancelled next. Parents have smaller ids."""
+    return newest_first[::-1]
+
+
+def _cancel_result(row: Mapping[str, Any]) -> CancelResult:
+    id: int = row["id"]
+    if Status(row["was"]).is_terminal:
+        return AlreadyFinished(id, Status(row["was"]))
+    return Cancelled(id) if row["status"] == Status.CANCELLED else CancelRequested(id)
+
+
+def _woken(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {queue for row in rows for queue in row["queues"] or ()}

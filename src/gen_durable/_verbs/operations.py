@@ -1,0 +1,132 @@
+"""Workers, queues, limits and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import get_args
+
+from .._checks import checked_int, checked_name
+from .._db import doctor as doctors
+from .._db import limits as stored_limits
+from .._db import workers as stored_workers
+from .._db.plan import Plan
+from .._polling import Pace
+from ..config import Settings
+from ..errors import PauseTimeoutError, UsageError
+from ..findings import Finding
+from ..limits import Limit, LimitKind, checked_limits, limit_name
+from ..operations import QueueControl, QueueStatus, WorkerInfo
+from .common import checked_actor, checked_reason
+
+__all__ = [
+    "PauseConfirmation",
+    "doctor",
+    "limits",
+    "pause_confirmation",
+    "pause_queue",
+    "queues",
+    "remove_limit",
+    "resume_queue",
+    "set_limit",
+    "set_queue",
+    "workers",
+]
+
+
+def doctor(settings: Settings) -> Plan[Sequence[Finding]]:
+    """Check the database and its workers for problems."""
+    return (yield from doctors.examine(settings))
+
+
+def workers() -> Plan[Sequence[WorkerInfo]]:
+    """Return live workers, and those that died recently."""
+    return (yield from stored_workers.list_workers())
+
+
+def queues() -> Plan[Sequence[QueueStatus]]:
+    """Return all queues with their backlog."""
+    return (yield from stored_workers.queues())
+
+
+def pause_queue(name: str, reason: str | None, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
+    """Pause a queue."""
+    checked_name(name, "the queue")
+    return (yield from stored_workers.pause_queue(name, checked_actor(actor), checked_reason(reason))), set()
+
+
+def pause_confirmation(
+    name: str, *, wait: bool, timeout: timedelta | None, has_conn: bool
+) -> PauseConfirmation | None:
+    """Return the poll for the confirmations of a pause; `None` without `wait`."""
+    if wait:
+        return PauseConfirmation(name, timeout, has_conn=has_conn)
+    if timeout is not None:
+        raise UsageError("timeout= is given without wait=True", "add wait=True or remove timeout")
+    return None
+
+
+class PauseConfirmation:
+    """Polls until every live worker has confirmed the pause of a queue."""
+
+    def __init__(self, name: str, timeout: timedelta | None, *, has_conn: bool) -> None:
+        if has_conn:
+            raise UsageError(
+                "wait=True cannot be used with conn=: workers see the pause only after that transaction has committed",
+                "remove one of them",
+            )
+        self._name = name
+        self._pace = Pace(timeout)
+
+    def plan(self) -> Plan[tuple[QueueControl, float | None]]:
+        """Poll once: the queue, and the seconds until the next poll; `None` if all workers have confirmed.
+
+        Raises:
+            PauseTimeoutError: a live worker has not confirmed in time.
+        """
+        said, workers = yield from stored_workers.unconfirmed(self._name)
+        if not workers or not said.is_paused:
+            return said, None
+        pause = self._pace.pause()
+        if pause is None:
+            raise PauseTimeoutError(self._name, workers)
+        return said, pause
+
+
+def resume_queue(name: str, reason: str | None, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
+    """Resume a queue."""
+    checked_name(name, "the queue")
+    return (yield from stored_workers.resume_queue(name, checked_actor(actor), checked_reason(reason))), {
+        name
+    }
+
+
+def set_queue(
+    name: str, concurrency: int | None, reason: str | None, actor: str | None
+) -> Plan[tuple[QueueControl, set[str]]]:
+    """Override the concurrency of a queue."""
+    if concurrency is not None:
+        checked_int(concurrency, "concurrency", 1, 2**31 - 1)
+    checked_name(name, "the queue")
+    said = yield from stored_workers.set_queue(
+        name, concurrency, checked_actor(actor), checked_reason(reason)
+    )
+    return said, {name}
+
+
+def limits() -> Plan[list[Limit]]:
+    """Return all limits, by name."""
+    return stored_limits.list_limits()
+
+
+def set_limit(limit: Limit, reason: str | None, actor: str | None) -> Plan[None]:
+    """Set a limit."""
+    (checked,) = checked_limits([limit])
+    return stored_limits.put(checked, checked_reason(reason), checked_actor(actor))
+
+
+def remove_limit(name: str, kind: LimitKind | None, reason: str | None, actor: str | None) -> Plan[bool]:
+    """Remove a limit, or the limits of both kinds; return whether there was one."""
+    if kind not in (None, *get_args(LimitKind)):
+        raise UsageError(f"{kind!r} is not a kind of limit", f"use one of {', '.join(get_args(LimitKind))}")
+    return stored_limits.remove(limit_name(name), kind, checked_reason(reason), checked_actor(actor))

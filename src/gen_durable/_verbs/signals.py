@@ -1,0 +1,54 @@
+"""Deliver signals and inbound messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._checks import checked_key, checked_name
+from .._core.codec import encode
+from .._db import signals
+from .._db.plan import Plan
+from .._tracing import traceparent_of_signal
+from ..config import Settings
+from ..errors import NoTargetError
+from ..instance import Delivered, Delivery, DuplicateSignal
+from ..refs import Key, Target, key_text, target_value
+from ..signals import Signal
+
+__all__ = ["receive", "signal"]
+
+
+def signal(
+    target: Target, signal: Signal[Any] | str, payload: Any, dedup_key: Key | None, settings: Settings
+) -> Plan[tuple[Delivery, set[str]]]:
+    """Deliver a signal."""
+    name = signal.name if isinstance(signal, Signal) else checked_name(signal, "the name of a signal")
+    payload_type = signal.payload_type if isinstance(signal, Signal) else Any
+    text = encode(payload, payload_type, f"the payload of signal '{name}'", settings.max_payload)
+    if dedup_key is not None:
+        dedup_key = key_text(dedup_key, "dedup_key")
+    value = target_value(target)
+    arrival = yield from signals.deliver(
+        value, name, text, dedup_key, traceparent_of_signal(), settings.max_inbox
+    )
+    if arrival is None:
+        raise NoTargetError(value, f"signal '{name}'")
+    if not arrival.is_new:
+        return DuplicateSignal(arrival.id), set()
+    return Delivered(arrival.id, arrival.has_woken), {arrival.queue} if arrival.has_woken else set()
+
+
+def receive(
+    message_id: str, key: str, name: str, payload: Any, dedup_key: str, settings: Settings
+) -> Plan[tuple[bool, set[str]]]:
+    """Deliver an inbound message as a signal, once over all targets; return whether it is new. Needs a transaction.
+
+    Message ids outlive instances: a message that is repeated after its target has ended is recognised.
+    """
+    checked_name(name, "the name of a signal")
+    checked_key(key, "the correlation key")
+    checked_key(dedup_key, "the id of a message")
+    if not (yield from signals.claim(message_id, key, name)):
+        return False, set()
+    delivery, queues = yield from signal(key, name, payload, dedup_key, settings)
+    return isinstance(delivery, Delivered), queues
