@@ -22,13 +22,13 @@ from tests.support.wire_proxy import Wire
 
 # Four rows with a text of this length are one chunk, five are two.
 TEXT = '"' + "x" * 498 + '"'
-PORTION = 4100
+CHUNK = 4100
 PATIENCE = 20
 
 
 @pytest.fixture(autouse=True)
 def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunking, "_MAX_SIZE", PORTION)
+    monkeypatch.setattr(chunking, "_MAX_SIZE", CHUNK)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def cut(*sizes: int) -> list[list[int]]:
 
 def test_chunks_are_full_and_a_large_row_is_alone() -> None:
     assert cut(1000, 1000, 1000, 1000, 100, 1) == [[1000, 1000, 1000, 1000, 100], [1]]
-    assert cut(1, 9000, 2, PORTION, 9000) == [[1], [9000], [2], [PORTION], [9000]]
+    assert cut(1, 9000, 2, CHUNK, 9000) == [[1], [9000], [2], [CHUNK], [9000]]
     assert cut(9000) == [[9000]]
     assert cut() == [[]]
 
@@ -119,7 +119,7 @@ class Slow:
 async def test_large_outcome_does_not_delay_others(database: Database) -> None:
     await inserted(database, new(), new(), new())
     first, second, third = [entry(e, "done", payload="1") for e in await picked(database)]
-    second.payload = '"' + "x" * PORTION + '"'
+    second.payload = '"' + "x" * CHUNK + '"'
     slow: Any = Slow(database)
     flusher = Flusher(database, slow, database, RECORDER, Wakes(), DatabaseStatus())
     running = asyncio.create_task(flusher.run())
@@ -143,7 +143,7 @@ async def test_permanent_error_of_a_large_outcome_is_raised(database: Database) 
     running = asyncio.create_task(flusher.run())
     async with asyncio.timeout(PATIENCE):
         with pytest.raises(StatementError, match="invalid memory"):
-            await flusher.commit(entry(execution, "done", payload='"' + "x" * PORTION + '"'))
+            await flusher.commit(entry(execution, "done", payload='"' + "x" * CHUNK + '"'))
     running.cancel()
 
 
