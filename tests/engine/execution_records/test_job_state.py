@@ -11,10 +11,11 @@ import asyncpg
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
+from gen_durable import Status
 from gen_durable._db import lease as leases
 from gen_durable._db.pool import Database
 from gen_durable.config import RecordLevel
-from tests.engine.execution_records.random_histories import ENDS, LOSSES, Happening, History, histories
+from tests.engine.execution_records.random_histories import Happening, History, histories, of
 from tests.support.engine_plans import entry, flushed, inserted, new, picked
 from tests.support.ledger import LEDGER
 
@@ -22,8 +23,24 @@ _STATE = "select state from gen_durable.gen_durable_job_state where job_id = $1"
 _EXPIRE = "update gen_durable.gen_durable set lease_expires_at = now() - interval '1 s'"
 
 
+_FAMILY = of(
+    "lease 0, schedule_children 0, lease 0, CANCEL 0, RETRY 0, done 2, DELETE 2, RESTORE 2, RETRY 2, lease 0, stop 3,"
+    "done 4, lease 0, stop 5, RETRY 0, lease 0, FORCE 0, RETRY 0, lease 0, lose 0, wait 0, lease 0, lose 0, RETRY 0,"
+    "lease 0, done 8"
+)
+_SIGNALS = of(
+    "CANCEL 0, insert 0, RETRY 0, FORCE 2, RETRY 0, lease 0, await 0, CANCEL 0, RETRY 0, wait 0, lease 0, stop 2,"
+    "RETRY 0, lease 0, CANCEL 3, DELETE 0, insert 0, RESTORE 0, RETRY 0, signal 1, CANCEL 1, insert 0, RETRY 1,"
+    "RETRY 0, lease 0, CANCEL 0, next 4, RETRY 0, insert 0"
+)
+
+
+_ENDS = of("lease 0, continue 0 +, next 0 +, done 2 -, done 2 +, stop 1, RETRY 1, lease 0")
+_LOSSES = of("lease 0, begin 0, lose 0, wait 0, lease 0, CANCEL 0, next 2 +, done 0 +, release 3")
+
+
 @pytest.mark.clause("JOB-2", "JOB-3", "JOB-5", "INV-3")
-@pytest.mark.parametrize(("level", "count"), [("all", 30), ("failures", 12), ("off", 12)])
+@pytest.mark.parametrize(("level", "count"), [("all", 40), ("failures", 16), ("off", 16)])
 def test_view_function_and_status_agree_in_random_histories(
     durable_dsn: str, level: RecordLevel, count: int
 ) -> None:
@@ -35,8 +52,10 @@ def test_view_function_and_status_agree_in_random_histories(
         runner.run(db.execute(LEDGER))
 
         @given(histories())
-        @example(ENDS)
-        @example(LOSSES)
+        @example(_FAMILY)
+        @example(_SIGNALS)
+        @example(_ENDS)
+        @example(_LOSSES)
         @settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
         def hold(happenings: list[Happening]) -> None:
             runner.run(_play(History(database, db, level), happenings, seen))
@@ -46,7 +65,7 @@ def test_view_function_and_status_agree_in_random_histories(
         finally:
             runner.run(db.close())
             runner.run(database.close())
-    everything = {"Committed", "Stale", "EffectError", "executing", "done", "failed", "cancelled", "lost"}
+    everything = {*Status, "Committed", "Stale", "EffectError", "lost", "retried", "key taken"}
     if level == "all":
         everything.add("committed, not done")
     assert everything <= {name for name, times in seen.items() if times}, "histories that show something"
@@ -54,10 +73,8 @@ def test_view_function_and_status_agree_in_random_histories(
 
 async def _play(history: History, happenings: list[Happening], seen: Counter[str]) -> None:
     await history.begin()
-    await history.check()
     for happening in happenings:
         await history.happen(happening)
-        await history.check()
     seen.update(history.seen)
 
 
