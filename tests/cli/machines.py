@@ -1,4 +1,4 @@
-"""What the commands are tried on."""
+"""Machines for the tests of the commands."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ __all__ = ["exit_code", "start"]
 
 
 def start(*arguments: str, output: int, errors: Path, input: Path | None = None) -> Child:
-    """Start `gen-durable ARGUMENTS…`; `output` is closed here, so who reads what it says sees its end."""
+    """Start `gen-durable ARGUMENTS…`. Close `output` here, so that its reader sees the end of file."""
     errors.touch()
     child = launch("tests.cli.program", str(input or os.devnull), str(errors), *arguments, output=output)
     os.close(output)
@@ -25,14 +25,14 @@ def start(*arguments: str, output: int, errors: Path, input: Path | None = None)
 
 
 def exit_code(child: Child) -> int:
-    """Of one that has said its last word."""
+    """Wait for the end of a process and return its exit code."""
     while (code := child.exit_code) is None:
         time.sleep(0.01)
     return code
 
 
 def _put(path: str, file: int) -> None:
-    # At its end: processes that this one starts as it was started open the same file.
+    # Append: processes that this one starts open the same file.
     opened = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_APPEND)
     os.dup2(opened, file)
     os.close(opened)
@@ -41,7 +41,7 @@ def _put(path: str, file: int) -> None:
 if __name__ == "__main__":
     _put(sys.argv[1], 0)
     _put(sys.argv[2], 2)
-    # As they would be, had the process been born with them: whether a stream is a terminal decides how it is buffered.
+    # Open the streams again: buffering depends on whether a stream is a terminal.
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
     sys.argv[1:3] = []
     main()

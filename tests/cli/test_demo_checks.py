@@ -1,4 +1,4 @@
-"""The summary of the demo must be able to fail: each kind of loss and repetition is planted once."""
+"""The checks of the demo: each finds one planted fault."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def execution(id: int, step_seq: int, *, pid: int = 101, is_lost: bool = False) 
 
 
 def executions() -> list[ExecutionRecord]:
-    """Of two checkouts and four shipments; two of these were begun by the one that was killed."""
+    """Executions of two checkouts and four shipments; the killed worker began two of them."""
     return [
         *(execution(id, seq) for id in (1, 2) for seq in (1, 2, 3)),
         *(execution(id, seq) for id in (3, 4, 5, 6) for seq in (1, 2)),

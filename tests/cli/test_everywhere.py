@@ -1,4 +1,4 @@
-"""What holds for every command that goes to the database."""
+"""Rules for all commands that use the database."""
 
 from __future__ import annotations
 

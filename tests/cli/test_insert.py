@@ -1,4 +1,4 @@
-"""`gen-durable insert`: by the name that a worker has registered."""
+"""`gen-durable insert`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gen-durable ls`: which instances, in which form."""
+"""`gen-durable ls`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cli.machines import BIG, Checkout, Parcel, Shipment
 
 @pytest.fixture
 def full(shop: Harness) -> Harness:
-    """One of each kind, from 1 to 7."""
+    """One instance per status, ids 1 to 7."""
     shop.insert(Checkout, {"big": BIG}, correlation_key="order:1", unique_key="u:1")
     shop.insert(Parcel, -1, queue="parcels")
     shop.insert(Parcel, 1, concurrency_key=("tenant", 7))

@@ -1,4 +1,4 @@
-"""`gen-durable outbox`: which events, and publishing them again."""
+"""`gen-durable outbox`."""
 
 from __future__ import annotations
 

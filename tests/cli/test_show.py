@@ -1,4 +1,4 @@
-"""`gen-durable show`: everything of one instance."""
+"""`gen-durable show`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cli.machines import BIG, Checkout, Parcel, Shipment
 
 
 def lines(gd: Gd, target: object) -> dict[str, str]:
-    """The lines of the first part, by their names."""
+    """Return the facts of the first section by label."""
     shown = gd("show", target).stdout.split("\n\n")[0].splitlines()[1:]
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in shown)}
 

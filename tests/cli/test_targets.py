@@ -41,7 +41,7 @@ class Imported(Machine[int, int]):
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A project of a user, as the current directory; what is imported from it is forgotten afterwards."""
+    """A user project as the current directory. Its modules are removed from sys.modules afterwards."""
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "neighbour.py").write_text(NEIGHBOUR)
     monkeypatch.chdir(tmp_path)

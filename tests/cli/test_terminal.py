@@ -1,4 +1,4 @@
-"""What people see: the commands on a terminal of their own."""
+"""Output on a terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Terminal = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def on_a_terminal(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """`gen-durable …`: the exit code, and everything that appeared on a terminal of 100 columns."""
+    """Run `gen-durable …` on a terminal of 100 columns; return exit code and output."""
     monkeypatch.setenv("GEN_DURABLE_DSN", durable_dsn)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TERM", "xterm")

@@ -1,4 +1,4 @@
-"""`gen-durable wait`: its exit codes, and what it prints."""
+"""`gen-durable wait`: exit codes and output."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class Mail(Hello, name="mail", queue="mail"):
 worker = Worker([Hello])
 """
 
-# It says something, and tells its process to stop.
-TALKATIVE = """
+# It logs, then stops its process.
+LOGGING_APP = """
 import asyncio, logging, os, signal
 from gen_durable import Context, Done, Machine, Outcome, step
 
@@ -66,7 +66,7 @@ def schema() -> Iterator[str]:
     CliRunner().invoke(root, ["db", "down", "--yes", "--schema", name])
 
 
-def until_it_is_told(stop: signal.Signals, errors: Path, *arguments: str) -> tuple[int, str, str]:
+def run_until_signal(stop: signal.Signals, errors: Path, *arguments: str) -> tuple[int, str, str]:
     """Run `gen-durable worker …`, stop it after its first line, and return exit code, stdout and stderr."""
     ours, its = os.pipe()
     process = start("worker", *arguments, output=its, errors=errors)
@@ -80,7 +80,7 @@ def until_it_is_told(stop: signal.Signals, errors: Path, *arguments: str) -> tup
 @pytest.mark.clause("CLI-5")
 def test_start_line_and_graceful_stop(app: Path, schema: str, tmp_path: Path) -> None:
     for stop in (signal.SIGTERM, signal.SIGINT):
-        code, said, errors = until_it_is_told(
+        code, said, errors = run_until_signal(
             stop, tmp_path / "errors", str(app), "--queue", "default=4", "--schema", schema
         )
         assert said.startswith("gen-durable "), stop
@@ -95,7 +95,7 @@ def test_start_line_and_graceful_stop(app: Path, schema: str, tmp_path: Path) ->
 def test_queue_without_machines_warns(
     app: Path, schema: str, tmp_path: Path, queue: str, hint: str | None
 ) -> None:
-    code, said, errors = until_it_is_told(
+    code, said, errors = run_until_signal(
         signal.SIGTERM, tmp_path / "errors", str(app), "--queue", queue, "--schema", schema
     )
     warning = "WARNING worker serves none of the queues of its machines (default, mail)"
@@ -106,7 +106,7 @@ def test_queue_without_machines_warns(
 
 
 def log_of_a_run(tmp_path: Path, app: str, dsn: str, *options: str) -> list[str]:
-    """What `gen-durable worker` tells beside its line, up to the end that a step of its own brings."""
+    """Run a worker until one of its steps stops it, and return its log."""
     (tmp_path / "app.py").write_text(app)
     errors = tmp_path / "errors"
     errors.write_text("")
@@ -124,7 +124,7 @@ STOPPING = "stopping: 1 step is running, waiting up to 25s; a second signal skip
 
 
 def test_log_lines_have_time_and_level(durable: Harness, durable_dsn: str, tmp_path: Path) -> None:
-    hello, stopping = log_of_a_run(tmp_path, TALKATIVE, durable_dsn)
+    hello, stopping = log_of_a_run(tmp_path, LOGGING_APP, durable_dsn)
     assert re.fullmatch(rf"{TIME} INFO \[Hello 1 run 1\] hello 7", hello)
     assert re.fullmatch(rf"{TIME} WARNING {STOPPING}", stopping)
     durable.assert_done(1, 7)
@@ -137,13 +137,13 @@ def test_logging_of_the_application_is_kept(durable: Harness, durable_dsn: str, 
             "logging.getLogger('gen_durable').addHandler(logging.StreamHandler())",
         ]
     ):
-        said = log_of_a_run(tmp_path, f"{TALKATIVE}\n{set_up}\n", durable_dsn)
+        said = log_of_a_run(tmp_path, f"{LOGGING_APP}\n{set_up}\n", durable_dsn)
         assert said == [f"{'' if number else 'own '}{STOPPING}"]
 
 
 def test_every_process_logs(durable: Harness, durable_dsn: str, tmp_path: Path) -> None:
-    said = log_of_a_run(tmp_path, TALKATIVE.replace("getpid", "getppid"), durable_dsn, "--processes", "2")
-    # Whether both of them were ready before the end came is left open.
+    said = log_of_a_run(tmp_path, LOGGING_APP.replace("getpid", "getppid"), durable_dsn, "--processes", "2")
+    # Both processes may or may not have been ready before the end.
     output = [re.sub(rf"{TIME} ", "", line) for line in said if " is worker " not in line]
     assert output == ["INFO [Hello 1 run 1] hello 7", f"WARNING {STOPPING}"]
 
@@ -176,7 +176,7 @@ def test_every_process_logs(durable: Harness, durable_dsn: str, tmp_path: Path) 
 def test_start_line_names_prefixes(
     app: Path, durable_dsn: str, tmp_path: Path, options: list[str], machines: str, end: str, warning: str
 ) -> None:
-    code, line, errors = until_it_is_told(
+    code, line, errors = run_until_signal(
         signal.SIGTERM, tmp_path / "errors", str(app), "--dsn", durable_dsn, *options
     )
     assert code == 0

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final, TypeVar, get_args
 
 import click
 import msgspec
 
 from .. import _verbs
-from .._db.plan import Plan
 from ..audit import AuditEvent
 from ..config import AuditLevel
 from ..errors import NoTargetError
-from .connection import Place, place_options
+from .connection import DatabaseOptions, database_options
 from .failure import no_instance
 from .groups import ListGroup, action_options
 from .json_text import json_option, print_json, print_json_rows
@@ -51,9 +49,14 @@ def audit() -> None:
     help="Without TARGET: only events before this one.",
 )
 @json_option
-@place_options()
+@database_options()
 def list_events(
-    place: Place, of: int | str | None, limit: int, after: int | None, before: int | None, as_json: bool
+    db: DatabaseOptions,
+    of: int | str | None,
+    limit: int,
+    after: int | None,
+    before: int | None,
+    as_json: bool,
 ) -> None:
     """List audit events.
 
@@ -66,7 +69,7 @@ def list_events(
         raise click.UsageError("--before cannot be combined with a TARGET; use --after")
     plan = _verbs.audit_log(before, limit) if of is None else _verbs.audit(of, after, limit)
     try:
-        events = asyncio.run(_run(place, plan))
+        events = db.run(plan)
     except NoTargetError:
         assert of is not None  # noqa: S101 - without a target nothing can be missing
         raise no_instance(of) from None
@@ -86,28 +89,23 @@ def list_events(
 @click.argument("level", required=False, type=click.Choice(get_args(AuditLevel)))
 @action_options
 @json_option
-@place_options()
+@database_options()
 def level(
-    place: Place, level: AuditLevel | None, reason: str | None, actor: str | None, as_json: bool
+    db: DatabaseOptions, level: AuditLevel | None, reason: str | None, actor: str | None, as_json: bool
 ) -> None:
     """Show the audit level, or set it for all processes.
 
     off: write nothing. failures: failures, crashes and actions of operators. all: every event.
     """
     if level is None:
-        text: str = (level := asyncio.run(_run(place, _verbs.audit_level())))
+        text: str = (level := db.run(_verbs.audit_level()))
     else:
-        before, _ = asyncio.run(_run(place, _verbs.set_audit(level, reason, actor)))
+        before, _ = db.run(_verbs.set_audit(level, reason, actor))
         text = f"audit level set to {level} (was {before})"
     if as_json:
         print_json({"level": level})
     else:
         click.echo(text)
-
-
-async def _run(place: Place, plan: Plan[T]) -> T:
-    async with place.open() as database:
-        return await database.run(plan)
 
 
 def _cells(event: AuditEvent) -> tuple[str, ...]:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from .._db import migrate
 from .._db.address import shown
+from .._db.plan import Plan
 from .._db.pool import Database
 from .._server import Server
 from ..config import Settings
 from .failure import Failure
 from .options import dsn_option, load_settings, settings_options
 
-__all__ = ["Place", "place_options"]
+__all__ = ["DatabaseOptions", "database_options"]
 
+T = TypeVar("T")
 Command: TypeAlias = Callable[..., Any]
 
 
-class Place(msgspec.Struct, frozen=True):
+class DatabaseOptions(msgspec.Struct, frozen=True):
     """The database that the options select."""
 
     dsn: str | None
@@ -46,11 +49,20 @@ class Place(msgspec.Struct, frozen=True):
         finally:
             await server.close_async()
 
+    def run(self, plan: Plan[T]) -> T:
+        """Connect, run a plan, and disconnect."""
 
-def place_options(*more: str) -> Callable[[Command], Command]:
+        async def run() -> T:
+            async with self.open() as database:
+                return await database.run(plan)
+
+        return asyncio.run(run())
+
+
+def database_options(*more: str) -> Callable[[Command], Command]:
     """Add `--dsn`, `--schema`, `--pooler` and `--settings`, and an option for each setting in `more`.
 
-    The command gets a `place`.
+    The command gets a `db`.
     """
     names = ("schema", "pooler", *more)
 
@@ -58,10 +70,10 @@ def place_options(*more: str) -> Callable[[Command], Command]:
         @dsn_option
         @settings_options(only=names)
         @functools.wraps(command)
-        def placed(*, dsn: str | None, settings_file: Path | None, **given: Any) -> Any:
+        def decorated(*, dsn: str | None, settings_file: Path | None, **given: Any) -> Any:
             settings = load_settings(settings_file, {name: given.pop(name) for name in names})
-            return command(place=Place(dsn, settings), **given)
+            return command(db=DatabaseOptions(dsn, settings), **given)
 
-        return placed
+        return decorated
 
     return decorate

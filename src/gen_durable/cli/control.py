@@ -18,7 +18,7 @@ from rich.progress import Progress
 from .._db.plan import Row
 from ..refs import target_value
 from .bulk import Preview, carry_out, preview
-from .connection import Place, place_options
+from .connection import DatabaseOptions, database_options
 from .failure import Failure
 from .groups import action_options
 from .json_text import json_option, print_json, read_json
@@ -95,8 +95,10 @@ def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--force", is_flag=True, help="Do not wait for a running step: revoke its lease and discard its outcome."
 )
 @click.option("--cascade", is_flag=True, help="Also cancel all descendants.")
-@place_options()
-def cancel(place: Place, request: ControlRequest, actor: str | None, reason: str | None, force: bool) -> None:
+@database_options()
+def cancel(
+    db: DatabaseOptions, request: ControlRequest, actor: str | None, reason: str | None, force: bool
+) -> None:
     """Cancel instances.
 
     TARGET is an id or a correlation key. Waiting instances end at once. A running step may finish; its outcome is
@@ -105,15 +107,15 @@ def cancel(place: Place, request: ControlRequest, actor: str | None, reason: str
     Exit code 0: cancelled, cancel requested, or already ended; 1: the confirmation was declined; 2: usage error,
     instance not found, or database unreachable.
     """
-    _run(place, request, Cancel(reason=reason, actor=actor, force=force))
+    _run(db, request, Cancel(reason=reason, actor=actor, force=force))
 
 
 @click.command()
 @_control_options
 @click.option("--state", metavar="JSON", help='New state instead of the last one; "-" reads standard input.')
-@place_options("max_payload")
+@database_options("max_payload")
 def retry(
-    place: Place, request: ControlRequest, actor: str | None, reason: str | None, state: str | None
+    db: DatabaseOptions, request: ControlRequest, actor: str | None, reason: str | None, state: str | None
 ) -> None:
     """Retry failed or cancelled instances at the step where they ended.
 
@@ -124,14 +126,14 @@ def retry(
     Exit code 0: all are retried; 1: one of them is live, done or deleted, or another instance has its key, or the
     confirmation was declined; 2: usage error, instance not found, or database unreachable.
     """
-    text = None if state is None else read_json(state, "the state", place.settings.max_payload)
-    _run(place, request, Retry(reason=reason, actor=actor, state=text))
+    text = None if state is None else read_json(state, "the state", db.settings.max_payload)
+    _run(db, request, Retry(reason=reason, actor=actor, state=text))
 
 
 @click.command()
 @_control_options
-@place_options()
-def delete(place: Place, request: ControlRequest, actor: str | None, reason: str | None) -> None:
+@database_options()
+def delete(db: DatabaseOptions, request: ControlRequest, actor: str | None, reason: str | None) -> None:
     """Soft-delete instances: cancel live ones, and hide all from lists.
 
     TARGET is an id or a correlation key. `restore` undoes it, until the rows are removed after retention_deleted.
@@ -139,13 +141,13 @@ def delete(place: Place, request: ControlRequest, actor: str | None, reason: str
     Exit code 0: deleted, now or before; 1: the confirmation was declined; 2: usage error, instance not found, or
     database unreachable.
     """
-    _run(place, request, Delete(reason=reason, actor=actor))
+    _run(db, request, Delete(reason=reason, actor=actor))
 
 
 @click.command()
 @_control_options
-@place_options()
-def restore(place: Place, request: ControlRequest, actor: str | None, reason: str | None) -> None:
+@database_options()
+def restore(db: DatabaseOptions, request: ControlRequest, actor: str | None, reason: str | None) -> None:
     """Restore deleted instances.
 
     TARGET is an id or a correlation key. Instances that the delete cancelled stay cancelled; use `retry` to run them.
@@ -154,16 +156,16 @@ def restore(place: Place, request: ControlRequest, actor: str | None, reason: st
     Exit code 0: restored, or not deleted; 1: another instance has the key of one of them (delete that one first), or
     the confirmation was declined; 2: usage error, instance not found, or database unreachable.
     """
-    _run(place, request, Restore(reason=reason, actor=actor))
+    _run(db, request, Restore(reason=reason, actor=actor))
 
 
-def _run(place: Place, request: ControlRequest, verb: Verb) -> None:
-    raise SystemExit(asyncio.run(_change(place, request, verb)))
+def _run(db: DatabaseOptions, request: ControlRequest, verb: Verb) -> None:
+    raise SystemExit(asyncio.run(_change(db, request, verb)))
 
 
-async def _change(place: Place, request: ControlRequest, verb: Verb) -> int:
+async def _change(db: DatabaseOptions, request: ControlRequest, verb: Verb) -> int:
     """Preview, confirm, change and report. Returns the exit code."""
-    async with place.open() as database:
+    async with db.open() as database:
         shown = await preview(database, verb, request.chosen, cascade=request.cascade)
         if request.dry_run:
             _print_preview(shown, request, verb)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final, TypeVar, get_args
 
 import click
 
 from .. import _verbs
 from .._checks import duration_text
-from .._db.plan import Plan
 from ..limits import ConcurrencyLimit, Limit, LimitKind, parse_limit
-from .connection import Place, place_options
+from .connection import DatabaseOptions, database_options
 from .failure import Failure
 from .groups import ListGroup, action_options
 from .json_text import json_option, print_json_rows
@@ -38,10 +36,10 @@ def limits() -> None:
 
 @limits.command("ls")
 @json_option
-@place_options()
-def list_limits(place: Place, as_json: bool) -> None:
+@database_options()
+def list_limits(db: DatabaseOptions, as_json: bool) -> None:
     """List limits. A concurrency key without a limit has one slot."""
-    found = asyncio.run(_run(place, _verbs.limits()))
+    found = db.run(_verbs.limits())
     if as_json:
         print_json_rows(_json(one) for one in found)
         return
@@ -54,15 +52,15 @@ def list_limits(place: Place, as_json: bool) -> None:
 @limits.command("set")
 @click.argument("new", metavar="LIMIT...", nargs=-1, required=True, type=limit)
 @action_options
-@place_options()
-def set_limits(place: Place, new: tuple[Limit, ...], reason: str | None, actor: str | None) -> None:
+@database_options()
+def set_limits(db: DatabaseOptions, new: tuple[Limit, ...], reason: str | None, actor: str | None) -> None:
     """Set limits.
 
     tenant=3: 3 executions at once per concurrency key. crm=100/1m: 100 starts per minute. crm=100/1m/200: with a burst
     of 200.
     """
     for one in new:
-        asyncio.run(_run(place, _verbs.set_limit(one, reason, actor)))
+        db.run(_verbs.set_limit(one, reason, actor))
         name, kind, value = _cells(one)
         click.echo(f"set {kind} limit {name}: {value}")
 
@@ -73,22 +71,17 @@ def set_limits(place: Place, new: tuple[Limit, ...], reason: str | None, actor: 
     "--kind", type=click.Choice(get_args(LimitKind)), help="Remove only this kind, if the name has both."
 )
 @action_options
-@place_options()
+@database_options()
 def remove_limit(
-    place: Place, name: str, kind: LimitKind | None, reason: str | None, actor: str | None
+    db: DatabaseOptions, name: str, kind: LimitKind | None, reason: str | None, actor: str | None
 ) -> None:
     """Remove limit NAME.
 
     Without a concurrency limit, a key has one slot. Instances whose rate limit does not exist wait until it is set.
     """
-    if not asyncio.run(_run(place, _verbs.remove_limit(name, kind, reason, actor))):
+    if not db.run(_verbs.remove_limit(name, kind, reason, actor)):
         raise Failure(f"limit '{name}' does not exist")
     click.echo(f"removed limit {clean(name)}")
-
-
-async def _run(place: Place, plan: Plan[T]) -> T:
-    async with place.open() as database:
-        return await database.run_in_transaction(plan)
 
 
 def _cells(one: Limit) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -17,7 +16,7 @@ from rich.text import Text
 from .._checks import checked_id
 from .._db import snapshots
 from .._db.plan import Plan, Row
-from .connection import Place, place_options
+from .connection import DatabaseOptions, database_options
 from .json_text import json_option, print_json_rows
 from .rows import STYLES, age_text, clean, instance_json, note
 from .selection import Selection, filter_options, read_options
@@ -48,13 +47,15 @@ _STATUS: Final = _COLUMNS.index("STATUS")
     help="Only instances with a smaller id. For the next page: the last id of this page.",
 )
 @json_option
-@place_options()
-def ls(place: Place, deleted: bool, limit: int, before: int | None, as_json: bool, **filters: Any) -> None:
+@database_options()
+def ls(
+    db: DatabaseOptions, deleted: bool, limit: int, before: int | None, as_json: bool, **filters: Any
+) -> None:
     """List instances, newest first. Filters combine with AND."""
     if before is not None:
         checked_id(before)
     selection = read_options(filters)
-    now, rows = asyncio.run(_read(place, selection, deleted=deleted, limit=limit, before=before))
+    now, rows = db.run(_page(selection, deleted=deleted, limit=limit, before=before))
     if as_json:
         print_json_rows(instance_json(row) for row in rows)
         return
@@ -63,16 +64,12 @@ def ls(place: Place, deleted: bool, limit: int, before: int | None, as_json: boo
         click.echo(f"{limit} shown. Next page: --before {rows[-1]['id']}", err=True)
 
 
-async def _read(
-    place: Place, selection: Selection, *, deleted: bool, limit: int, before: int | None
-) -> tuple[datetime, Sequence[Row]]:
-    def plan() -> Plan[tuple[datetime, Sequence[Row]]]:
-        wanted = yield from selection.filter(with_deleted=deleted)
-        now = yield from snapshots.now()
-        return now, (yield from snapshots.page(wanted, limit, before))
-
-    async with place.open() as database:
-        return await database.run(plan())
+def _page(
+    selection: Selection, *, deleted: bool, limit: int, before: int | None
+) -> Plan[tuple[datetime, Sequence[Row]]]:
+    wanted = yield from selection.filter(with_deleted=deleted)
+    now = yield from snapshots.now()
+    return now, (yield from snapshots.page(wanted, limit, before))
 
 
 def _print(rows: Sequence[Row], now: datetime) -> None:

@@ -16,7 +16,7 @@ from .._dictionary import did_you_mean
 from ..errors import NoTargetError, PauseTimeoutError
 from ..findings import Finding
 from ..operations import QueueControl, QueueStatus, WorkerInfo
-from .connection import Place, place_options
+from .connection import DatabaseOptions, database_options
 from .failure import TIMED_OUT, Failure, no_instance
 from .groups import ListGroup, action_options
 from .json_text import json_option, print_json, print_json_rows
@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 @click.command()
 @json_option
-@place_options()
-def workers(place: Place, as_json: bool) -> None:
+@database_options()
+def workers(db: DatabaseOptions, as_json: bool) -> None:
     """List workers.
 
     State live: it reports on every heartbeat; draining: it finishes its steps and starts nothing; silent: it stopped
     reporting in the last 10 minutes.
     """
-    now, found = asyncio.run(_run(place, _with_time(_verbs.workers())))
+    now, found = db.run(_with_time(_verbs.workers()))
     if as_json:
         print_json_rows(found)
     elif found:
@@ -71,14 +71,14 @@ def queues() -> None:
 
 @queues.command("ls")
 @json_option
-@place_options()
-def list_queues(place: Place, as_json: bool) -> None:
+@database_options()
+def list_queues(db: DatabaseOptions, as_json: bool) -> None:
     """List queues and their waiting instances.
 
     OLDEST is how long the oldest due instance has waited. GATED instances wait for a concurrency slot. CONCURRENCY is
     the value of `queues set`. 10000 means at least 10000.
     """
-    found = asyncio.run(_run(place, _verbs.queues()))
+    found = db.run(_verbs.queues())
     if as_json:
         print_json_rows(found)
     elif found:
@@ -111,7 +111,7 @@ def _state(queue: QueueStatus) -> str:
 
 
 def _on_queue(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.argument("name")(action_options(place_options()(command)))
+    return click.argument("name")(action_options(database_options()(command)))
 
 
 @queues.command()
@@ -124,7 +124,12 @@ def _on_queue(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @_on_queue
 def pause(
-    place: Place, name: str, reason: str | None, actor: str | None, wait: bool, timeout: timedelta | None
+    db: DatabaseOptions,
+    name: str,
+    reason: str | None,
+    actor: str | None,
+    wait: bool,
+    timeout: timedelta | None,
 ) -> None:
     """Pause queue NAME: workers start nothing from it until it is resumed.
 
@@ -135,31 +140,37 @@ def pause(
     if timeout is not None and not wait:
         raise click.UsageError("--timeout needs --wait")
     try:
-        said = asyncio.run(_pause(place, name, reason, actor, wait=wait, timeout=timeout))
+        queue = asyncio.run(_pause(db, name, reason, actor, wait=wait, timeout=timeout))
     except PauseTimeoutError as error:
         click.echo(f"gen-durable: {clean(str(error))}", err=True)
         raise SystemExit(TIMED_OUT) from None
-    if not said.is_paused:
+    if not queue.is_paused:
         raise Failure(f"queue {clean(name)} was resumed before all workers had confirmed the pause")
     click.echo(f"queue {clean(name)} paused{', confirmed by all live workers' if wait else ''}")
 
 
 async def _pause(
-    place: Place, name: str, reason: str | None, actor: str | None, *, wait: bool, timeout: timedelta | None
+    db: DatabaseOptions,
+    name: str,
+    reason: str | None,
+    actor: str | None,
+    *,
+    wait: bool,
+    timeout: timedelta | None,
 ) -> QueueControl:
     confirmation = _verbs.pause_confirmation(name, wait=wait, timeout=timeout, has_conn=False)
-    async with place.open() as database:
+    async with db.open() as database:
         queues = {queue.name: queue for queue in await database.run(_verbs.queues())}
         workers = await database.run(_verbs.workers())
-        said, _ = await database.run(_verbs.pause_queue(name, reason, actor))
+        queue, _ = await database.run(_verbs.pause_queue(name, reason, actor))
         if not _is_served(queues.get(name), workers):
             hint = did_you_mean(name, [other for other in queues if other != name])
             click.echo(f"warning: no worker serves queue {clean(name)}{hint}", err=True)
         pause: float | None = None if confirmation is None else 0.0
         while confirmation is not None and pause is not None:
             await asyncio.sleep(pause)
-            said, pause = await database.run(confirmation.plan())
-    return said
+            queue, pause = await database.run(confirmation.plan())
+    return queue
 
 
 def _is_served(queue: QueueStatus | None, workers: Iterable[WorkerInfo]) -> bool:
@@ -172,9 +183,9 @@ def _is_served(queue: QueueStatus | None, workers: Iterable[WorkerInfo]) -> bool
 
 @queues.command()
 @_on_queue
-def resume(place: Place, name: str, reason: str | None, actor: str | None) -> None:
+def resume(db: DatabaseOptions, name: str, reason: str | None, actor: str | None) -> None:
     """Resume queue NAME."""
-    asyncio.run(_run(place, _verbs.resume_queue(name, reason, actor)))
+    db.run(_verbs.resume_queue(name, reason, actor))
     click.echo(f"queue {clean(name)} resumed")
 
 
@@ -188,12 +199,17 @@ def resume(place: Place, name: str, reason: str | None, actor: str | None) -> No
 @click.option("--reset", is_flag=True, help="Use the concurrency that each worker was started with.")
 @_on_queue
 def set_(
-    place: Place, name: str, concurrency: int | None, reset: bool, reason: str | None, actor: str | None
+    db: DatabaseOptions,
+    name: str,
+    concurrency: int | None,
+    reset: bool,
+    reason: str | None,
+    actor: str | None,
 ) -> None:
     """Set the concurrency of queue NAME in all workers. Takes effect within poll_interval."""
     if (concurrency is None) != reset:
         raise click.UsageError("give either --concurrency N or --reset")
-    asyncio.run(_run(place, _verbs.set_queue(name, concurrency, reason, actor)))
+    db.run(_verbs.set_queue(name, concurrency, reason, actor))
     value = "reset to that of each worker" if concurrency is None else f"set to {concurrency} per worker"
     click.echo(f"concurrency of queue {clean(name)} {value}")
 
@@ -201,14 +217,14 @@ def set_(
 @click.command()
 @click.argument("instance", metavar="TARGET", type=target)
 @json_option
-@place_options()
-def explain(place: Place, instance: int | str, as_json: bool) -> None:
+@database_options()
+def explain(db: DatabaseOptions, instance: int | str, as_json: bool) -> None:
     """Explain why an instance does not run: state, since when, cause, fix.
 
     TARGET is an id or a correlation key.
     """
     try:
-        found = asyncio.run(_run(place, _verbs.explain(instance)))
+        found = db.run(_verbs.explain(instance))
     except NoTargetError:
         raise no_instance(instance) from None
     if as_json:
@@ -220,16 +236,16 @@ def explain(place: Place, instance: int | str, as_json: bool) -> None:
 
 @click.command()
 @json_option
-@place_options("lease", "heartbeat", "reap_interval")
+@database_options("lease", "heartbeat", "reap_interval")
 @click.pass_context
-def doctor(ctx: click.Context, place: Place, as_json: bool) -> None:
+def doctor(ctx: click.Context, db: DatabaseOptions, as_json: bool) -> None:
     """Check the database and its workers. Each finding says what to do.
 
     Give --lease, --heartbeat and --reap-interval as the workers have them.
 
     Exit code 0: no problem, at most warnings; 1: at least one problem.
     """
-    findings = asyncio.run(_check(place))
+    findings = asyncio.run(_check(db))
     if as_json:
         print_json_rows(findings)
     else:
@@ -242,14 +258,9 @@ def doctor(ctx: click.Context, place: Place, as_json: bool) -> None:
         ctx.exit(1)
 
 
-async def _check(place: Place) -> Sequence[Finding]:
-    async with place.open(check_schema=False) as database:
-        return await database.run(_verbs.doctor(place.settings))
-
-
-async def _run(place: Place, plan: Plan[T]) -> T:
-    async with place.open() as database:
-        return await database.run(plan)
+async def _check(db: DatabaseOptions) -> Sequence[Finding]:
+    async with db.open(check_schema=False) as database:
+        return await database.run(_verbs.doctor(db.settings))
 
 
 def _with_time(plan: Plan[T]) -> Plan[tuple[datetime, T]]:

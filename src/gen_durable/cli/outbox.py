@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from datetime import UTC, datetime, timedelta
 from typing import Final, get_args
@@ -13,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import _verbs
+from .._db.plan import Plan
 from ..events import EventRecord, EventState
-from .connection import Place, place_options
+from .connection import DatabaseOptions, database_options
 from .failure import Failure
 from .groups import ListGroup, action_options
 from .json_text import json_option, print_json, print_json_rows
@@ -60,9 +60,9 @@ def outbox() -> None:
     help="Only events before this one. For the next page: the last number of this page.",
 )
 @json_option
-@place_options("retention_pending")
+@database_options("retention_pending")
 def list_events(
-    place: Place,
+    db: DatabaseOptions,
     instance: int | str | None,
     sink: str | None,
     state: EventState | None,
@@ -74,8 +74,8 @@ def list_events(
 
     A pending event is retried until it expires, --retention-pending after its commit. Give the value of the workers.
     """
-    events = asyncio.run(_events(place, instance, sink, state, before, limit))
-    retention = place.settings.retention_pending
+    events = db.run(_verbs.events(instance, sink, state, before, limit))
+    retention = db.settings.retention_pending
     if as_json:
         print_json_rows(
             {**msgspec.structs.asdict(event), "expires_at": _expires_at(event, retention)} for event in events
@@ -93,9 +93,9 @@ def list_events(
 @click.option("--yes", is_flag=True, help="With --dead: do not ask for confirmation.")
 @action_options
 @json_option
-@place_options()
+@database_options()
 def replay(
-    place: Place,
+    db: DatabaseOptions,
     numbers: tuple[int, ...],
     dead: bool,
     sink: str | None,
@@ -116,35 +116,20 @@ def replay(
         if not sys.stdin.isatty():
             raise Failure("--dead needs a confirmation. Add --yes.")
         click.confirm("Publish all dead letters again?", abort=True)
-    count = asyncio.run(_replay(place, numbers, sink, reason, actor))
+    count = db.run(_replay(numbers, sink, reason, actor))
     if as_json:
         print_json({"replayed": count})
     else:
         click.echo(f"{count} event{'s' * (count != 1)} will be published again")
 
 
-async def _events(
-    place: Place,
-    instance: int | str | None,
-    sink: str | None,
-    state: EventState | None,
-    before: int | None,
-    limit: int,
-) -> list[EventRecord]:
-    async with place.open() as database:
-        return await database.run(_verbs.events(instance, sink, state, before, limit))
-
-
-async def _replay(
-    place: Place, numbers: tuple[int, ...], sink: str | None, reason: str | None, actor: str | None
-) -> int:
-    async with place.open() as database:
-        if numbers:
-            return await database.run(_verbs.replay(numbers, reason, actor))
-        count = 0
-        while dead := await database.run(_verbs.events(None, sink, "dead", None, 1000)):
-            count += await database.run(_verbs.replay(dead, reason, actor))
-        return count
+def _replay(numbers: tuple[int, ...], sink: str | None, reason: str | None, actor: str | None) -> Plan[int]:
+    if numbers:
+        return (yield from _verbs.replay(numbers, reason, actor))
+    count = 0
+    while dead := (yield from _verbs.events(None, sink, "dead", None, 1000)):
+        count += yield from _verbs.replay(dead, reason, actor)
+    return count
 
 
 def _expires_at(event: EventRecord, retention: timedelta) -> datetime | None:
@@ -159,14 +144,14 @@ def _failing(events: list[EventRecord]) -> dict[tuple[int, str], EventRecord]:
 
 def _note(event: EventRecord, failing: EventRecord | None, retention: timedelta, now: datetime) -> str:
     """Describe the next attempt and expiry of an event, and its last error."""
-    said = []
+    notes = []
     if event.state == "pending":
         if failing is not None and failing.number < event.number:
-            said.append(f"waiting for {failing.id}")
+            notes.append(f"waiting for {failing.id}")
         elif event.next_at is not None and event.next_at > now:
-            said.append(f"next attempt in {age_text(event.next_at - now)}")
-        said.append(f"expires in {age_text(event.created_at + retention - now)}")
-    return "; ".join([*said, *filter(None, [clean(event.last_error or "")])]) or "-"
+            notes.append(f"next attempt in {age_text(event.next_at - now)}")
+        notes.append(f"expires in {age_text(event.created_at + retention - now)}")
+    return "; ".join([*notes, *filter(None, [clean(event.last_error or "")])]) or "-"
 
 
 def _print(events: list[EventRecord], retention: timedelta) -> None:
@@ -192,6 +177,6 @@ def _print(events: list[EventRecord], retention: timedelta) -> None:
             table.add_row(*line, style=_STYLES[line[4]])
         Console().print(table)
         return
-    widths = [max(len(line[place]) for line in (_COLUMNS, *cells)) for place in range(len(_COLUMNS))]
+    widths = [max(len(line[db]) for line in (_COLUMNS, *cells)) for db in range(len(_COLUMNS))]
     for line in (_COLUMNS, *cells):
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

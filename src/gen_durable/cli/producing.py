@@ -18,7 +18,7 @@ from .._dictionary import did_you_mean
 from ..config import Settings
 from ..errors import NoTargetError
 from ..instance import Delivered, Delivery
-from .connection import Place, place_options
+from .connection import DatabaseOptions, database_options
 from .failure import Failure
 from .groups import action_options
 from .json_text import json_option, print_json, read_json
@@ -98,9 +98,9 @@ class Insertion(msgspec.Struct, frozen=True):
 )
 @action_options
 @json_option
-@place_options("max_payload")
+@database_options("max_payload")
 def insert(
-    place: Place,
+    db: DatabaseOptions,
     machine: str,
     state: str,
     reason: str | None,
@@ -113,7 +113,7 @@ def insert(
     STATE-JSON is the state. Default: {}. "-" reads standard input. For a machine or job without state, give null.
     """
     checked_name(machine, "the machine")
-    text = read_json(state, "the state", place.settings.max_payload)
+    text = read_json(state, "the state", db.settings.max_payload)
     key = given["correlation_key"]
     if isinstance(target(key or ""), int):
         click.echo(
@@ -122,7 +122,7 @@ def insert(
             err=True,
         )
     new = NamedInsert(fsm=machine, state=text, **_checked(**given))
-    done = asyncio.run(_insert(place, new, reason, actor))
+    done = asyncio.run(_insert(db, new, reason, actor))
     if as_json:
         print_json(done)
     elif done.inserted:
@@ -140,9 +140,9 @@ def insert(
 )
 @action_options
 @json_option
-@place_options("max_payload", "max_inbox")
+@database_options("max_payload", "max_inbox")
 def signal(
-    place: Place,
+    db: DatabaseOptions,
     to: int | str,
     name: str,
     payload: str,
@@ -155,9 +155,9 @@ def signal(
 
     TARGET is an id or a correlation key. PAYLOAD-JSON is the payload. Default: null. "-" reads standard input.
     """
-    text = read_json(payload, "the payload", place.settings.max_payload)
-    plan = _signalling(to, name, text, dedup_key, place.settings, reason, actor)
-    found = asyncio.run(_signal(place, to, plan))
+    text = read_json(payload, "the payload", db.settings.max_payload)
+    plan = _signalling(to, name, text, dedup_key, db.settings, reason, actor)
+    found = asyncio.run(_signal(db, to, plan))
     is_awaited = isinstance(found, Delivered) and found.is_awaited
     if as_json:
         print_json({"id": found.id, "delivered": isinstance(found, Delivered), "is_awaited": is_awaited})
@@ -190,8 +190,8 @@ def _checked(
     }
 
 
-async def _insert(place: Place, new: NamedInsert, reason: str | None, actor: str | None) -> Insertion:
-    async with place.open() as database:
+async def _insert(db: DatabaseOptions, new: NamedInsert, reason: str | None, actor: str | None) -> Insertion:
+    async with db.open() as database:
         check_known(new, await database.run(insert_by_name.known_versions()))
         return await database.run_in_transaction(_insertion(new, reason, actor))
 
@@ -219,8 +219,8 @@ def check_known(new: NamedInsert, known: Any) -> None:
         )
 
 
-async def _signal(place: Place, to: int | str, plan: Plan[Delivery]) -> Delivery:
-    async with place.open() as database:
+async def _signal(db: DatabaseOptions, to: int | str, plan: Plan[Delivery]) -> Delivery:
+    async with db.open() as database:
         try:
             return await database.run_in_transaction(plan)
         except NoTargetError as error:

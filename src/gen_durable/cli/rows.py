@@ -74,22 +74,22 @@ def note(row: Mapping[str, Any], now: datetime) -> str:
 
 def activity(row: Mapping[str, Any], now: datetime) -> str:
     """Name what an instance waits for, or the worker that runs it."""
-    said = []
+    parts = []
     if row["deleted_at"] is not None:
-        said.append("deleted")
+        parts.append("deleted")
     match row["status"]:
         case Status.RUNNABLE if row["eligible_at"] > now:
-            said.append(f"due in {age_text(row['eligible_at'] - now)}")
+            parts.append(f"due in {age_text(row['eligible_at'] - now)}")
         case Status.AWAITING_SIGNAL:
-            said.append(f"waiting for signal {', '.join(row['awaits'] or ())}")
+            parts.append(f"waiting for signal {', '.join(row['awaits'] or ())}")
         case Status.AWAITING_CHILDREN:
             count = row["children_pending"]
-            said.append(f"waiting for {count} {'child' if count == 1 else 'children'}")
+            parts.append(f"waiting for {count} {'child' if count == 1 else 'children'}")
         case Status.EXECUTING:
-            said.append(f"running on {row['locked_by']}")
+            parts.append(f"running on {row['locked_by']}")
         case _:
             pass
-    return clean("; ".join(said))
+    return clean("; ".join(parts))
 
 
 def age_text(age: timedelta) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -22,7 +21,7 @@ from .._db.insert_by_name import NamedInsert
 from .._db.plan import Plan
 from .._timetable import checked_cron, checked_interval, checked_zone
 from ..schedules import Missed, Overlap, ScheduleRecord, Triggered, check_policies
-from .connection import Place, place_options
+from .connection import DatabaseOptions, database_options
 from .failure import Failure
 from .groups import ListGroup, action_options
 from .json_text import json_option, print_json, print_json_rows, raw, read_json, readable
@@ -46,10 +45,10 @@ def schedules() -> None:
 
 @schedules.command("ls")
 @json_option
-@place_options()
-def list_(place: Place, as_json: bool) -> None:
+@database_options()
+def list_(db: DatabaseOptions, as_json: bool) -> None:
     """List schedules by name: next and last fire time, and number of inserted instances."""
-    now, records = _run(place, _listing())
+    now, records = db.run(_listing())
     if as_json:
         print_json_rows(map(_json, records))
         return
@@ -71,10 +70,10 @@ def list_(place: Place, as_json: bool) -> None:
 @schedules.command()
 @name_argument
 @json_option
-@place_options()
-def show(place: Place, name: str, as_json: bool) -> None:
+@database_options()
+def show(db: DatabaseOptions, name: str, as_json: bool) -> None:
     """Show schedule NAME."""
-    _print(_run(place, _verbs.schedules.get(name)), as_json=as_json)
+    _print(db.run(_verbs.schedules.get(name)), as_json=as_json)
 
 
 @schedules.command()
@@ -137,9 +136,9 @@ def show(place: Place, name: str, as_json: bool) -> None:
 )
 @action_options
 @json_option
-@place_options("max_payload")
+@database_options("max_payload")
 def add(
-    place: Place,
+    db: DatabaseOptions,
     name: str,
     machine: str,
     state: str,
@@ -162,7 +161,7 @@ def add(
     if (cron is None) == (every is None):
         raise Failure("give either --cron or --every")
     check_policies(missed, overlap)
-    text = read_json(state, "the state", place.settings.max_payload)
+    text = read_json(state, "the state", db.settings.max_payload)
     spec = {
         "fsm": machine,
         "state": raw(text),
@@ -178,17 +177,17 @@ def add(
         spec=msgspec.json.encode(spec).decode(),
     )
     new = NamedInsert(fsm=machine, state=text, version=options["version"])
-    _print(_run(place, _add(definition, new, reason, actor)), as_json=as_json)
+    _print(db.run(_add(definition, new, reason, actor)), as_json=as_json)
 
 
 @schedules.command()
 @name_argument
 @action_options
 @json_option
-@place_options()
-def pause(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
+@database_options()
+def pause(db: DatabaseOptions, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
     """Pause schedule NAME: it inserts nothing until it is resumed."""
-    record, _ = _run(place, _verbs.schedules.pause(name, reason, actor))
+    record, _ = db.run(_verbs.schedules.pause(name, reason, actor))
     _print(record, as_json=as_json)
 
 
@@ -196,10 +195,10 @@ def pause(place: Place, name: str, reason: str | None, actor: str | None, as_jso
 @name_argument
 @action_options
 @json_option
-@place_options()
-def resume(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
+@database_options()
+def resume(db: DatabaseOptions, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
     """Resume schedule NAME at its next fire time. Fire times during the pause are skipped."""
-    record, _ = _run(place, _verbs.schedules.resume(name, _NOW, reason, actor))
+    record, _ = db.run(_verbs.schedules.resume(name, _NOW, reason, actor))
     _print(record, as_json=as_json)
 
 
@@ -207,11 +206,11 @@ def resume(place: Place, name: str, reason: str | None, actor: str | None, as_js
 @name_argument
 @action_options
 @json_option
-@place_options()
-def trigger(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
+@database_options()
+def trigger(db: DatabaseOptions, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
     """Insert an instance of schedule NAME now, also if it is paused. Its fire times stay the same."""
     done: Triggered
-    done, _ = _run(place, _verbs.schedules.trigger(name, _NOW, reason, actor))
+    done, _ = db.run(_verbs.schedules.trigger(name, _NOW, reason, actor))
     if as_json:
         print_json({"id": done.id, "inserted": done.is_new})
     else:
@@ -222,22 +221,14 @@ def trigger(place: Place, name: str, reason: str | None, actor: str | None, as_j
 @name_argument
 @action_options
 @json_option
-@place_options()
-def rm(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
+@database_options()
+def rm(db: DatabaseOptions, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
     """Remove schedule NAME. Its instances stay. A worker whose code declares the schedule adds it again at start."""
-    _run(place, _verbs.schedules.delete(name, reason, actor))
+    db.run(_verbs.schedules.delete(name, reason, actor))
     if as_json:
         print_json({"name": name, "removed": True})
     else:
         click.echo(f"removed schedule {clean(name)}")
-
-
-def _run(place: Place, plan: Plan[T]) -> T:
-    async def run() -> T:
-        async with place.open() as database:
-            return await database.run(plan)
-
-    return asyncio.run(run())
 
 
 def _listing() -> Plan[tuple[datetime, Sequence[ScheduleRecord]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -15,7 +14,7 @@ from .._db import snapshots
 from .._db.plan import Plan, Row
 from ..instance import Status
 from ..refs import target_value
-from .connection import Place, place_options
+from .connection import DatabaseOptions, database_options
 from .failure import no_instance
 from .json_text import json_option, print_json, raw, readable
 from .options import target
@@ -41,25 +40,20 @@ class InstanceDetails(msgspec.Struct, frozen=True, kw_only=True):
 @click.command()
 @click.argument("to", metavar="TARGET", type=target)
 @json_option
-@place_options()
-def show(place: Place, to: int | str, as_json: bool) -> None:
+@database_options()
+def show(db: DatabaseOptions, to: int | str, as_json: bool) -> None:
     """Show everything about an instance, also if it is deleted.
 
     TARGET is an id or a correlation key.
 
     Attempts count from 1. JSON has the values of the tables and of ctx.attempt, which count from 0.
     """
-    found = asyncio.run(_read(place, target_value(to)))
+    found = db.run(_details(target_value(to)))
     if as_json:
         print_json(_json(found))
     else:
         for line in _lines(found):
             click.echo(line)
-
-
-async def _read(place: Place, to: int | str) -> InstanceDetails:
-    async with place.open() as database:
-        return await database.run(_details(to))
 
 
 def _details(to: int | str) -> Plan[InstanceDetails]:
@@ -163,8 +157,8 @@ def _lists(found: InstanceDetails) -> Iterator[tuple[str, list[str]]]:
 
 
 def _child(row: Row) -> str:
-    said = f": {clean(row['last_error'])}" if row["last_error"] else ""
-    return f"{row['id']} {clean(row['fsm'])} {clean(row['step'])} {_status(row['status'])}{said}"
+    error = f": {clean(row['last_error'])}" if row["last_error"] else ""
+    return f"{row['id']} {clean(row['fsm'])} {clean(row['step'])} {_status(row['status'])}{error}"
 
 
 def _execution(row: Row) -> str:
@@ -175,8 +169,8 @@ def _execution(row: Row) -> str:
     outcome = f" ({row['outcome']})" if row["outcome"] else ""
     is_lost = row["outcome"] in ("lease", "poison") and row["lease_expires_at"] is not None
     lease = f", lease until {row['lease_expires_at']:%H:%M:%S}" if is_lost else ""
-    said = f": {clean(row['error'])}" if row["error"] else ""
-    end = f"{row['status']}{outcome}{took} on {row['lease_owner']}{lease}{said}"
+    error = f": {clean(row['error'])}" if row["error"] else ""
+    end = f"{row['status']}{outcome}{took} on {row['lease_owner']}{lease}{error}"
     return f"{row['attempt']} {clean(row['step'])}: {end}"
 
 

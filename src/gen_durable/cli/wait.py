@@ -20,7 +20,7 @@ from .._db.pool import Database
 from .._runtime.waiting import Waiting
 from ..instance import Status
 from ..refs import target_value
-from .connection import Place, place_options
+from .connection import DatabaseOptions, database_options
 from .failure import TIMED_OUT, no_instance
 from .json_text import json_option, print_json
 from .options import duration, target
@@ -51,8 +51,8 @@ _PARKED: Final = (Status.AWAITING_SIGNAL, Status.AWAITING_CHILDREN)
     help="parked: return also when the instance waits for a signal or for children.",
 )
 @json_option
-@place_options()
-def wait(place: Place, to: int | str, timeout: timedelta | None, until: str, as_json: bool) -> None:
+@database_options()
+def wait(db: DatabaseOptions, to: int | str, timeout: timedelta | None, until: str, as_json: bool) -> None:
     """Wait until an instance has ended, and print its result.
 
     TARGET is an id or a correlation key.
@@ -61,7 +61,7 @@ def wait(place: Place, to: int | str, timeout: timedelta | None, until: str, as_
     database unreachable; 3: --timeout is over.
     """
     try:
-        row, code = asyncio.run(_wait(place, target_value(to), timeout, until_parked=until == "parked"))
+        row, code = asyncio.run(_wait(db, target_value(to), timeout, until_parked=until == "parked"))
     except KeyboardInterrupt:
         raise SystemExit(_INTERRUPTED) from None
     if as_json:
@@ -74,9 +74,9 @@ def wait(place: Place, to: int | str, timeout: timedelta | None, until: str, as_
 
 
 async def _wait(
-    place: Place, to: int | str, timeout: timedelta | None, *, until_parked: bool
+    db: DatabaseOptions, to: int | str, timeout: timedelta | None, *, until_parked: bool
 ) -> tuple[Row, int]:
-    async with place.open() as database:
+    async with db.open() as database:
         row = await _get(database, to)
         waiting = Waiting(database)
         showing = asyncio.get_running_loop().create_task(_show_progress(database, row))
@@ -122,6 +122,6 @@ async def _show_progress(database: Database, row: Row) -> None:
 
 
 def _summary(row: Row, still: str) -> str:
-    said = note(row, datetime.now(UTC))
-    end = f": {said}" if said else ""
+    details = note(row, datetime.now(UTC))
+    end = f": {details}" if details else ""
     return f"{clean(row['fsm'])} {row['id']} is {still}{row['status']} at step '{clean(row['step'])}'{end}"
