@@ -16,7 +16,7 @@ from gen_durable import (
     Status,
     UsageError,
 )
-from tests.clients.test_transactions import Caller, opened
+from tests.support.callers import Caller, opened
 from tests.support.machines import Plain
 from tests.support.rows import audit, job_states, row_of
 

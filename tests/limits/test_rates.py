@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import signal
 import time
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -40,17 +39,11 @@ from gen_durable.telemetry import Event, RateLimitThrottled, RateLimitUnknown
 from gen_durable.testing import Harness
 from tests.limits.conservation import check_tokens
 from tests.limits.machines import Caller, Careless, Flaky, Job
-from tests.limits.test_slots import finished, worker_process
+from tests.limits.workers import finished, worker_process
 from tests.support.settings import CALM
 from tests.support.waiting import happens, holds
 
 SECOND = timedelta(seconds=1)
-
-
-@pytest.fixture
-async def client(durable_dsn: str) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(durable_dsn) as opened:
-        yield opened
 
 
 @pytest.mark.clause("FLOW-6", "FLOW-12")

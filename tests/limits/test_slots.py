@@ -3,51 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
-from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
 import pytest
 
-from gen_durable import AsyncClient, ConcurrencyLimit, Spec, Status, Worker
+from gen_durable import AsyncClient, ConcurrencyLimit, Spec, Worker
 from gen_durable._db.admission import gate
 from gen_durable._db.commit import commit
 from gen_durable._db.pool import Database
 from gen_durable._db.runner import run_asyncpg
 from tests.limits.conservation import most_at_once
 from tests.limits.machines import Job
+from tests.limits.workers import finished, worker_process
 from tests.support.engine_plans import RECORDER, entry, flushed, inserted, new, picked
-from tests.support.forkserver import Child, launch
-
-
-@pytest.fixture
-async def client(durable_dsn: str) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(durable_dsn) as opened:
-        yield opened
-
-
-async def finished(client: AsyncClient, count: int) -> None:
-    async with asyncio.timeout(60):
-        while await client.count(status=Status.DONE) < count:
-            await asyncio.sleep(0.05)
 
 
 async def busy(db: Any) -> int:
     return int(
         await db.fetchval("select count(*) from gen_durable.gen_durable where concurrency_slot is not null")
     )
-
-
-@contextlib.asynccontextmanager
-async def worker_process(dsn: str, lease: float, concurrency: int = 10) -> AsyncIterator[Child]:
-    process = launch("tests.limits.machines", dsn, str(lease), str(concurrency), output=2)
-    try:
-        yield process
-    finally:
-        process.send(signal.SIGKILL)
-        await process.ends()
 
 
 @pytest.mark.clause("FLOW-1", "FLOW-2")
