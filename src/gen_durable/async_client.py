@@ -604,7 +604,7 @@ class AsyncClient:
             conn: a connection of the caller: read in its transaction.
 
         Raises:
-            NoTargetError: there is no such instance.
+            NoTargetError: no instance has the correlation key.
         """
         return await self._read(_verbs.children(target, every=every), conn)
 
@@ -614,7 +614,7 @@ class AsyncClient:
         Which executions are recorded depends on `settings.executions`.
 
         Raises:
-            NoTargetError: there is no such instance.
+            NoTargetError: no instance has the correlation key.
         """
         return await self._database.run(_verbs.executions(target))
 
@@ -636,6 +636,9 @@ class AsyncClient:
             state: only events that are pending, published or dead.
             before: only older events: the last event of the previous page, or its number.
             limit: page size, at most 10,000.
+
+        Raises:
+            NoTargetError: no instance has the correlation key.
         """
         return await self._database.run(_verbs.events(target, sink, state, before, limit))
 

@@ -55,7 +55,7 @@ async def test_row_of_an_unknown_machine_or_version_waits(durable_dsn: str, db: 
         assert_failed(
             await worker.wait(gone, timeout=LONG),
             {"number": 1},
-            "UnknownStepError: instance {id} is at a step of old code: "
+            "UnknownStepError: instance {id} is at a step that was removed: "
             "machine 'Strict' has no step 'olny'; did you mean 'only'? (it has: only)",
         )
         for id in (unknown, future):  # a later deployment may run them

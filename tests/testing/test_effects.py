@@ -124,7 +124,7 @@ def test_drain_fails_an_instance_whose_handle_effect_fails(durable: Harness) -> 
     ref = durable.insert(Doomed)
     assert durable.drain() == DrainCounts(stopped=1)
     durable.assert_failed(
-        ref, match="division by zero; then the effect of what handle returned raised Undefined"
+        ref, match="division by zero; then the effect of the outcome of handle raised Undefined"
     )
 
 

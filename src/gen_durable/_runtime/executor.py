@@ -194,7 +194,7 @@ class Executor:
     def _fail_twice(self, error: Exception, second: Exception, execution: Execution) -> CommitEntry:
         machine = self._registry.find(execution.fsm, execution.version).definition
         reason = Stop(
-            f"{reason_text(error)}; then the effect of what handle returned raised {reason_text(second)}"
+            f"{reason_text(error)}; then the effect of the outcome of handle raised {reason_text(second)}"
         )
         return self._failed(settle(execution, machine, reason, STORED_STATE, self._bounds), execution, second)
 
@@ -206,7 +206,7 @@ class Executor:
                 machine.name,
                 execution.step,
                 tuple(machine.steps),
-                f"instance {execution.id} is at a step of old code",
+                f"instance {execution.id} is at a step that was removed",
             )
         if step.pool == "process" and self._processes is not None:
             return await self._step_in_process(step, execution, machine, self._processes, may_chain=may_chain)

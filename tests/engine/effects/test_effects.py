@@ -365,7 +365,7 @@ async def test_failing_effect_of_handles_outcome_fails_the_instance(durable_dsn:
     assert (ended.status, ended.step_seq, ended.state) == ("failed", 1, {"n": 1})
     reason = (
         'UndefinedTableError: relation "nowhere" does not exist; '
-        "then the effect of what handle returned raised DivisionByZeroError: division by zero"
+        "then the effect of the outcome of handle raised DivisionByZeroError: division by zero"
     )
     assert ended.last_error == record.error == reason
     assert (record.status, record.outcome) == (ExecutionStatus.DONE, "stop")
