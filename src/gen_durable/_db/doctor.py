@@ -135,8 +135,8 @@ def _bloat(settings: Settings) -> Plan[list[Finding]]:
         Finding(
             code="table.bloat",
             what=f"table {row['name']} has {row['dead']} dead rows beside {row['live']} live ones",
-            fix=f'vacuum (analyze) "{settings.schema}".{row["name"]}; and see what keeps autovacuum from it: '
-            "an open transaction, a standby, or its settings",
+            fix=f'vacuum (analyze) "{settings.schema}".{row["name"]}; then find out what blocks autovacuum: '
+            "a long transaction, a standby, or its settings",
             facts=dict(row),
         )
         for row in rows
@@ -152,7 +152,7 @@ def _transactions(settings: Settings) -> Plan[list[Finding]]:
             f"{_moment(row['since'])}",
             fix=f"rollback prepared '{row['who']}', or commit it"
             if row["state"] == "prepared"
-            else f"end it where it was begun, or select pg_terminate_backend({row['who']})",
+            else f"end it in its application, or: select pg_terminate_backend({row['who']})",
             facts=dict(row),
         )
         for row in rows
@@ -168,7 +168,7 @@ def _session(settings: Settings) -> Plan[list[Finding]]:
     return [
         Finding(
             code="pooler.session",
-            what=f"settings of our sessions are lost: {', '.join(f'{name} is {lost[name]}' for name in lost)}",
+            what=f"session settings are lost: {', '.join(f'{name} is {lost[name]}' for name in lost)}",
             fix="if a pooler is between gen_durable and PostgreSQL, set GEN_DURABLE_POOLER=transaction, or connect "
             "directly",
             facts=lost,
@@ -196,10 +196,9 @@ def _owned_by(schema: str, row: Row) -> Finding:
 def _open_to(schema: str, roles: list[str], *, is_ours: bool) -> Finding:
     names = ", ".join(roles)
     risk = (
-        "which is ours: a function that they create there can be called in place of one of ours"
+        "the schema of gen_durable: their functions can be called in place of ours"
         if is_ours
-        else "which is on the search_path of this role: SQL of effects, and of people at psql, may run operators and "
-        "functions that they create there"
+        else "which is on the search_path of this role: SQL in effects and in psql may run their functions"
     )
     return Finding(
         code="schema.open",
@@ -228,7 +227,7 @@ def _clock(settings: Settings) -> Plan[list[Finding]]:
         Finding(
             code="clock.skew",
             what=f"the clock of the database is {abs(skew)} {side} this host's",
-            fix="let both follow the same time server; the engine itself goes by the database's clock",
+            fix="synchronize both with NTP; the engine itself uses the clock of the database",
             facts={"skew": skew},
         )
     ]
@@ -244,7 +243,7 @@ def _leases(settings: Settings) -> Plan[list[Finding]]:
             code="lease.stuck",
             what=f"no reaper takes back {_counted(row['count'], 'expired lease')}; the first expired at "
             f"{_moment(row['since'])}",
-            fix="start a worker with settings.reaper on; queues={} makes one that does nothing else",
+            fix="start a worker with settings.reaper on; with queues={} it only does maintenance",
             facts={**row, "workers": [each for each in row["workers"] if each]},
         )
     ]
