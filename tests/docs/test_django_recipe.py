@@ -15,7 +15,7 @@ from tests.docs.pages import ROOT, Page
 PAGE = Page(ROOT / "docs" / "recipes" / "django.md")
 
 
-def test_every_test_of_the_page_passes(
+def test_tests_of_the_page_pass(
     durable_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for file, text in PAGE.files().items():
@@ -46,6 +46,6 @@ def create_tables() -> None:
         editor.create_model(apps.get_model("bookshop", "Order"))
 
 
-def test_the_model_of_the_page_is_that_of_the_site() -> None:
+def test_model_of_the_page_matches_the_example_site() -> None:
     (model, *_) = [block.text for block in PAGE.blocks if not block.file]
     assert model == (site.SITE / "bookshop" / "models.py").read_text(encoding="utf-8")

@@ -37,7 +37,7 @@ async def _asked(app: Any, path: str) -> str:
 
 
 @pytest.mark.clause("ADAPT-1", "ADAPT-5", "ADAPT-11")
-def test_the_page(durable_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snippets_of_the_page_run(durable_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEN_DURABLE_DSN", durable_dsn)
     monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, Any] = {
@@ -61,7 +61,7 @@ def test_the_page(durable_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.clause("ADAPT-8", "ADAPT-10")
-def test_the_settings_and_the_commands(
+def test_settings_and_commands_of_the_page_work(
     durable_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from django.core.management import call_command

@@ -16,7 +16,7 @@ from gen_durable.cli.root import root
         (["set", "crm=fast"], "crm=fast"),
     ],
 )
-def test_commands_that_cannot_be_obeyed(command: list[str], said: str, durable_dsn: str) -> None:
+def test_unsupported_commands_are_rejected(command: list[str], said: str, durable_dsn: str) -> None:
     answer = CliRunner().invoke(root, ["limits", *command, "--dsn", durable_dsn])
     assert answer.exit_code == 2
     assert said in answer.output

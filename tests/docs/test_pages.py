@@ -35,7 +35,7 @@ NOT_RUN = {
     [page for page in PAGES if not page.name.startswith(PROSE + ELSEWHERE)],
     ids=lambda page: page.path.stem,
 )
-async def test_the_page(
+async def test_snippets_of_the_page_run(
     page: Page,
     durable_dsn: str,
     direct_dsn: str,
@@ -49,7 +49,7 @@ async def test_the_page(
     assert reading.promise_count, "nothing is promised: write `# →` and what comes back"
 
 
-async def test_what_is_wrong_is_found(
+async def test_wrong_comment_in_a_page_is_found(
     durable_dsn: str, durable_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for block in (
@@ -69,12 +69,12 @@ async def test_what_is_wrong_is_found(
             await Reading(page, tmp_path, durable_databases, monkeypatch).run(durable_dsn, durable_dsn)
 
 
-def test_what_does_not_run_is_counted() -> None:
+def test_blocks_that_do_not_run_are_counted() -> None:
     assert Counter(page.name for page in PAGES for block in page.blocks if block.reason) == NOT_RUN
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_block_is_overlooked(page: Page) -> None:
+def test_every_block_is_run_or_marked(page: Page) -> None:
     assert len(re.findall(r"^\s*```", page.text, re.MULTILINE)) == 2 * len(page.blocks)
     for block in page.blocks:
         assert block.reason or block.language in RUN + SHOWN, (
@@ -83,12 +83,12 @@ def test_no_block_is_overlooked(page: Page) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Page) -> None:
+def test_links_have_targets(page: Page) -> None:
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.text):
         assert (page.path.parent / link).exists(), link
 
 
-def test_the_map_names_every_page() -> None:
+def test_index_names_every_page() -> None:
     (index,) = [page for page in PAGES if page.name == "docs/README.md"]
     pages = [
         page.name
@@ -98,12 +98,12 @@ def test_the_map_names_every_page() -> None:
     assert [name for name in pages if f"({name.removeprefix('docs/')})" not in index.text] == []
 
 
-def test_the_readme_begins_with_the_example() -> None:
+def test_readme_begins_with_the_quickstart() -> None:
     (first, *_) = [block.text for block in PAGES[0].blocks if block.language == "python"]
     assert first == (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8")
 
 
-def test_the_readme_shows_the_shop_of_the_examples() -> None:
+def test_readme_shows_the_example_shop() -> None:
     assert PAGES[0].files()["shop.py"] == (ROOT / "examples" / "shop.py").read_text(encoding="utf-8")
 
 

@@ -56,7 +56,7 @@ def lines(started: subprocess.Popen[str], count: int) -> list[str]:
     return [started.stdout.readline().rstrip("\n") for _ in range(count)]
 
 
-def test_a_killed_trip_goes_on(tmp_path: Path, durable_dsn: str) -> None:
+def test_killed_quickstart_worker_continues(tmp_path: Path, durable_dsn: str) -> None:
     (tmp_path / "trips.py").write_text(PAGE.files()["trips.py"], encoding="utf-8")
     work, insert, wait = COMMANDS
     assert insert == """gen-durable insert Trip '{"city": "Vienna"}'"""

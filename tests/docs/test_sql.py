@@ -32,7 +32,7 @@ def connection(durable_dsn: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-async def test_the_role_for_workers_is_enough_for_a_worker(
+async def test_documented_worker_role_is_sufficient(
     connection: psycopg.Connection[Any], durable: Harness, direct_dsn: str
 ) -> None:
     durable._database.run(register([definition_of(Checkout)]))
@@ -51,7 +51,7 @@ async def test_the_role_for_workers_is_enough_for_a_worker(
         connection.execute(f"drop owned by {name}; drop role {name}".encode())
 
 
-def test_the_statements_for_programs_are_such(connection: psycopg.Connection[Any], durable: Harness) -> None:
+def test_documented_sql_statements_work(connection: psycopg.Connection[Any], durable: Harness) -> None:
     statements = [
         text
         for block in PAGE.blocks
@@ -63,7 +63,7 @@ def test_the_statements_for_programs_are_such(connection: psycopg.Connection[Any
         connection.execute(f"prepare s{number} as {statement}".encode())
 
 
-def test_every_function_of_the_page_and_no_other_is_a_producer(connection: psycopg.Connection[Any]) -> None:
+def test_documented_functions_are_the_producer_functions(connection: psycopg.Connection[Any]) -> None:
     """With the right that it needs."""
     table = PAGE.text.split("|---|---|---|\n")[1].split("\n\n")[0]
     named = {

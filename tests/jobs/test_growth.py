@@ -124,7 +124,7 @@ def test_harness_registers_jobs_scheduled_as_children(durable: Harness) -> None:
     assert durable.assert_done(ref)["swept"] == 7
 
 
-def test_a_parent_waits_for_the_retries_of_its_children(durable: Harness) -> None:
+def test_parent_waits_for_retries_of_its_children(durable: Harness) -> None:
     @job("growth.stubborn.v1")
     def stubborn(number: int, ctx: Context[int]) -> int:
         if ctx.attempt < number:

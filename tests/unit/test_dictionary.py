@@ -118,7 +118,7 @@ def label(entry: Entry) -> str:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=label)
-def test_every_word_is_hinted_at_in_its_place(entry: Entry) -> None:
+def test_every_foreign_word_has_a_hint(entry: Entry) -> None:
     with pytest.raises((AttributeError, gen_durable.GenDurableError)) as caught:
         USES[entry.place](entry.word)
     shown = f"'{entry.ours}'" if entry.is_name else f"`{entry.ours}`"
@@ -126,19 +126,19 @@ def test_every_word_is_hinted_at_in_its_place(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=label)
-def test_every_name_exists_and_no_word_does(entry: Entry) -> None:
+def test_hinted_names_exist_and_foreign_words_do_not(entry: Entry) -> None:
     assert entry.word not in NAMES[entry.place]
     assert not entry.is_name or entry.ours in NAMES[entry.place]
     assert entry.word.isidentifier()
     assert not keyword.iskeyword(entry.word)
 
 
-def test_a_word_has_one_meaning_in_one_place() -> None:
+def test_foreign_word_has_one_meaning_per_place() -> None:
     counted = Counter((entry.word.lower(), entry.place) for entry in ENTRIES)
     assert [word for word, count in counted.items() if count > 1] == []
 
 
-def test_a_word_that_was_used_in_another_place_is_known() -> None:
+def test_foreign_word_used_in_another_place_has_a_hint() -> None:
     with pytest.raises(
         gen_durable.DefinitionError,
         match=r"machine 'M' has no option 'partition_key'; did you mean `insert\(…, concurrency_key=…\)`\?",
@@ -158,7 +158,7 @@ def test_names_of_the_user_are_compared_by_spelling() -> None:
     assert did_you_mean("replay", ["ship", "charge"]) == ""
 
 
-def test_an_import_is_hinted_at() -> None:
+def test_import_of_a_foreign_name_has_a_hint() -> None:
     with pytest.raises(
         ImportError, match=r"cannot import name 'Replay' from 'gen_durable'; did you mean 'Retry'\?"
     ):
@@ -178,7 +178,7 @@ def test_python_suggests_similar_names_and_adds_nothing_to_ours() -> None:
     assert (caught.value.name, caught.value.obj) == ("partition_key", None)
 
 
-def test_a_missing_attribute_stays_missing() -> None:
+def test_missing_attribute_raises_attribute_error() -> None:
     assert not hasattr(context(), "elephant")
     assert not hasattr(gen_durable, "elephant")
     assert not hasattr(gen_durable, "replay")

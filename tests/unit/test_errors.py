@@ -212,7 +212,7 @@ def _leaves(cls: type[GenDurableError]) -> Iterator[type[GenDurableError]]:
         yield cls
 
 
-def test_every_error_that_is_raised_has_a_sample() -> None:
+def test_every_raised_error_has_a_sample() -> None:
     here = {cls for cls in _leaves(GenDurableError) if cls.__module__ == errors.__name__}
     assert {type(error) for error, _ in SAMPLES} >= here
 

@@ -157,7 +157,7 @@ async def test_recorded_releases_cancels_and_poison_by_level(
 
 
 @pytest.mark.clause("EXEC-9", "INV-1")
-async def test_a_transition_is_committed_once_at_every_level(
+async def test_transition_is_committed_once_at_every_level(
     database: Database, db: Any, level: RecordLevel, subtests: pytest.Subtests
 ) -> None:
     """INV_001 is enforced by the lease token, not by the record."""
