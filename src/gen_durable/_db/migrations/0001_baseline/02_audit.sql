@@ -51,7 +51,7 @@ language sql set search_path = pg_catalog, pg_temp as $$
 $$;
 
 -- Add actor and reason to the `created` or `signalled` event that this transaction has written for an instance. Below level
--- all there is none: write it, unless the level is off.
+-- all there is no such event: write it, unless the level is off.
 create function gen_durable.audit_reason(instance_id bigint, event text, reason text, actor text, data jsonb) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -60,11 +60,11 @@ declare
 begin
   reason := gen_durable.short_reason(audit_reason.reason);
   actor := gen_durable.checked_actor(audit_reason.actor);
-  if level = 'all' then
-    update gen_durable.audit_events a set actor = audit_reason.actor, reason = audit_reason.reason
-     where a.id = (select max(last.id) from gen_durable.audit_events last
-                    where last.instance_id = audit_reason.instance_id and last.event = audit_reason.event);
-  elsif level = 'failures' then
+  update gen_durable.audit_events a set actor = audit_reason.actor, reason = audit_reason.reason
+   where a.id = (select max(last.id) from gen_durable.audit_events last
+                  where last.instance_id = audit_reason.instance_id and last.event = audit_reason.event
+                    and last.created_at >= transaction_timestamp());
+  if not found and level >= 'failures' then
     insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
     values (audit_reason.instance_id, audit_reason.event, audit_reason.actor, audit_reason.reason, audit_reason.data);
   end if;
