@@ -37,7 +37,7 @@ async def test_outage_and_recovery_are_logged_once(cluster: Cluster, tmp_path: P
         process = await arena.workers.start()
         for number in range(8):
             await arena.producer.insert_surely(f"chain {number}", Chain, Work(steps=4, pace=0.2))
-        await arena.workers.hears(what="begin", count=8)
+        await arena.workers.wait_for(what="begin", count=8)
         cluster.stop()
         await asyncio.sleep(1.5)  # long enough for several retries of the driver
         await asyncio.to_thread(cluster.start)

@@ -76,7 +76,7 @@ async def test_live_workers_keep_their_leases_over_a_long_outage(
         for number in range(4):
             # Ends during the outage; its outcome waits.
             await arena.producer.insert_surely(f"short {number}", Chain, Work(steps=2, pace=_LEASE))
-        await arena.workers.hears(what="begin", count=16)
+        await arena.workers.wait_for(what="begin", count=16)
         goes, returns = away[kind]
         goes()
         await asyncio.sleep(2.5 * _LEASE)

@@ -21,14 +21,14 @@ async def test_worker_resumed_after_its_leases_expired_commits_nothing(arena: Ar
     zombie = await arena.workers.start()
     for number in range(9):
         await arena.producer.insert_surely(f"{number}", Payer if number % 3 == 0 else Chain, work)
-    await arena.workers.hears(what="begin", pid=zombie.pid, count=9)
+    await arena.workers.wait_for(what="begin", pid=zombie.pid, count=9)
     zombie.stop()
     go.touch()
     heir = await arena.workers.start()
-    await arena.workers.hears(what="begin", pid=heir.pid, count=9)
+    await arena.workers.wait_for(what="begin", pid=heir.pid, count=9)
     zombie.resume()
     # Its steps end too late, unless the heartbeat detects the loss first.
-    stale = await arena.workers.hears(what="event", event="outcome.stale")
+    stale = await arena.workers.wait_for(what="event", event="outcome.stale")
     assert {line["pid"] for line in stale} == {zombie.pid}
     assert await arena.ask("select count(*) from gen_durable.executions where status <> 'ABORTED'") == 0
     heirs_go.touch()
@@ -40,10 +40,10 @@ async def test_heartbeat_does_not_renew_the_lease_of_another_worker(arena: Arena
     go = tmp_path / "go"
     zombie = await arena.workers.start()
     id = await arena.producer.insert_surely("one", Chain, Work(until=str(go), heirs_until=str(go)))
-    await arena.workers.hears(what="begin", pid=zombie.pid)
+    await arena.workers.wait_for(what="begin", pid=zombie.pid)
     zombie.stop()
     heir = await arena.workers.start()
-    await arena.workers.hears(what="begin", pid=heir.pid)
+    await arena.workers.wait_for(what="begin", pid=heir.pid)
     zombie.resume()
     # Two leases, with both workers and their heartbeats running.
     for _ in range(20):
@@ -81,9 +81,9 @@ async def test_worker_with_a_blocked_event_loop_keeps_its_leases(arena: Arena) -
     await arena.workers.start(queues={"other": 1})
     for number in range(3):
         await arena.producer.insert_surely(f"sleeper {number}", Chain, Work(pace=0.2))
-    await arena.workers.hears(what="begin", count=3)
+    await arena.workers.wait_for(what="begin", count=3)
     await arena.producer.insert_surely("blocker", Blocker, Work(pace=3.2 * _LEASE))
-    await arena.workers.hears(what="begin", step="block")
+    await arena.workers.wait_for(what="begin", step="block")
     report = await arena.reckoning()
     assert (report.counters["reaped"], report.counters["duplicate step runs"]) == (0, 0)
     assert {line["pid"] for line in arena.workers.told(what="begin")} == {blocked.pid}
@@ -99,11 +99,11 @@ async def test_worker_that_leases_its_lost_row_again_keeps_both_apart(arena: Are
         work = Work(steps=2, until=str(go), heirs_until=str(heirs_go))
         id = await arena.producer.insert_surely("one", Chain, work)
         await trap.springs()
-        begins = await arena.workers.hears(what="begin", instance=id, count=2)
+        begins = await arena.workers.wait_for(what="begin", instance=id, count=2)
         assert {(line["pid"], line["step_seq"]) for line in begins} == {(worker.pid, 1)}
         assert await arena.ask(_HOLDER, id) == worker.pid
         go.touch()
-        await arena.workers.hears(what="event", event="outcome.stale", id=id)
+        await arena.workers.wait_for(what="event", event="outcome.stale", id=id)
         heirs_go.touch()
         report = await arena.reckoning()
     assert report.counters["stale outcomes"] == 1
@@ -114,7 +114,7 @@ async def test_workers_stopped_together_keep_their_leases(arena: Arena) -> None:
     workers = [await arena.workers.start() for _ in range(2)]
     for number in range(12):
         await arena.producer.insert_surely(f"chain {number}", Chain, Work(steps=2, pace=2 * _LEASE))
-    await arena.workers.hears(what="begin", count=12)
+    await arena.workers.wait_for(what="begin", count=12)
     for worker in workers:
         worker.stop()
     await asyncio.sleep(2.5 * _LEASE)

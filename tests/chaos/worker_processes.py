@@ -132,10 +132,10 @@ class Workers:
     async def start(self, dsn: str | None = None, **orders: Any) -> Process:
         """Start a worker, and wait for its first pick."""
         process = self.launch(dsn, **orders)
-        await self.hears(what="ready", pid=process.pid)
+        await self.wait_for(what="ready", pid=process.pid)
         return process
 
-    async def hears(self, *, count: int = 1, **wanted: Any) -> list[dict[str, Any]]:
+    async def wait_for(self, *, count: int = 1, **wanted: Any) -> list[dict[str, Any]]:
         """Wait until the journal has `count` matching lines."""
         found: list[dict[str, Any]] = []
 

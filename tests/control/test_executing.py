@@ -267,7 +267,7 @@ async def test_force_cancel_revokes_the_lease(durable_dsn: str, db: Any, name: s
         else:
             while not machine.saw:
                 await asyncio.sleep(0.01)
-            assert machine.saw == ["True"], "a thread that looks hears of it, too"
+            assert machine.saw == ["True"], "a step in a thread sees the cancel, too"
         after = await row_of(db, ref.id)
         machine.may_go.set()
     assert {**after, "now": None} == {**row, "now": None}

@@ -35,7 +35,7 @@ async def test_killed_worker_with_a_requested_cancel_ends_as_cancelled(
         }
         async with worker_process(durable_dsn, FAST) as victim:
             for _ in cases:
-                await victim.hears(begun=...)
+                await victim.wait_for(begun=...)
             for (_, verb), ref in refs.items():
                 answer = await (client.cancel(ref) if verb == "cancel" else client.soft_delete(ref))
                 assert isinstance(answer, CancelRequested | Deleted)
@@ -59,16 +59,16 @@ async def test_retried_instance_runs_while_its_old_step_still_runs(durable_dsn: 
     async with AsyncClient(durable_dsn, settings=FAST) as client:
         ref = await client.insert(Sleeper, NEVER)
         async with worker_process(durable_dsn, FAST) as victim:
-            await victim.hears(begun="sleep")
+            await victim.wait_for(begun="sleep")
             await client.cancel(ref, force=True)
             assert await client.retry(ref, state=str(go)) == Retried(ref.id)
             # The old step may still run in the same process.
-            begun = await victim.hears(begun="sleep")
+            begun = await victim.wait_for(begun="sleep")
             assert (begun["attempt"], begun["key"]) == (0, f"{ref.id}:1")
             await victim.kill()
         go.touch()
         async with worker_process(durable_dsn, FAST) as heir:
-            begun = await heir.hears(begun="sleep")
+            begun = await heir.wait_for(begun="sleep")
             assert (begun["attempt"], begun["key"]) == (1, f"{ref.id}:1")
             ended = await client.wait(ref, timeout=PATIENCE)
         outcomes = [one.outcome for one in await client.executions(ref)]

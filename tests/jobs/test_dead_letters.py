@@ -293,7 +293,7 @@ async def test_poisoned_job_leaves_a_dead_letter(durable_dsn: str, db: Any) -> N
         ref = await bystander.insert(poison, 7)
         for crash in (1, 2):
             async with worker_process(durable_dsn, settings) as victim:
-                assert (await victim.hears(begun="poison"))["attempt"] == crash - 1
+                assert (await victim.wait_for(begun="poison"))["attempt"] == crash - 1
                 assert await victim.ends() == -signal.SIGKILL
             await events.wait(ReaperReaped, count=crash)
             await db.execute(

@@ -38,7 +38,7 @@ async def test_all_events_are_published_despite_kills(durable_dsn: str, tmp_path
         refs = await client.insert_all([Spec(Chatter, 10) for _ in range(60)])
         lives = [await stack.enter_async_context(dispatcher(durable_dsn, FAST, shelf)) for _ in range(3)]
         for worker in lives[:2]:
-            await worker.hears()
+            await worker.wait_for()
             async with asyncio.timeout(PATIENCE.total_seconds()):
                 while not await client.events(state="published", limit=1):
                     await asyncio.sleep(0.01)
@@ -79,7 +79,7 @@ async def test_expired_dispatcher_lease_repeats_only_known_events(durable_dsn: s
         for ref in refs:
             await client.wait(ref, timeout=3 * PATIENCE)
         zombie = await stack.enter_async_context(dispatcher(durable_dsn, FAST, shelf, how="slow"))
-        await zombie.hears()
+        await zombie.wait_for()
         async with asyncio.timeout(PATIENCE.total_seconds()):
             while not shelf.exists() or len(shelf.read_text().splitlines()) < 20:
                 await asyncio.sleep(0.005)

@@ -38,7 +38,7 @@ async def test_rolling_deploy_loses_nothing(durable_dsn: str, db: Any, source: s
     async with AsyncClient(durable_dsn) as client, AsyncExitStack() as stack:
         old = [await stack.enter_async_context(release(durable_dsn, "old", source)) for _ in range(2)]
         for process in old:
-            await process.hears(ready=True)
+            await process.wait_for(ready=True)
 
         def wave(first: int) -> list[Any]:
             """Insert all types; those of the new release have a higher priority."""
@@ -63,12 +63,12 @@ async def test_rolling_deploy_loses_nothing(durable_dsn: str, db: Any, source: s
         assert len(left) == 18
 
         new = [await stack.enter_async_context(release(durable_dsn, "new", source))]
-        await new[0].hears(ready=True)
+        await new[0].wait_for(ready=True)
         await client.insert_all(wave(200))
         old[0].send(signal.SIGTERM)
         assert await old[0].ends() == 0
         await client.insert_all(wave(300))
-        await old[1].hears(ran=...)
+        await old[1].wait_for(ran=...)
         old[1].send(signal.SIGKILL)
         new.append(await stack.enter_async_context(release(durable_dsn, "new", source)))
         await client.insert_all(wave(400))
@@ -109,9 +109,9 @@ async def test_another_worker_continues_after_a_kill(
 ) -> None:
     may_end = tmp_path / "may_end"
     async with AsyncClient(durable_dsn) as client, release(durable_dsn, "old", source) as first:
-        await first.hears(ready=True)
+        await first.wait_for(ready=True)
         refs = [await client.insert(nap, str(may_end), concurrency_key=key) for key in ("k", "l", "k")]
-        begun = [await first.hears(ran="shop.nap.v1") for _ in range(2)]
+        begun = [await first.wait_for(ran="shop.nap.v1") for _ in range(2)]
         assert {line["id"] for line in begun} == {ref.id for ref in refs[:2]}
         await first.kill()
         row = await row_of(db, refs[0].id)
@@ -119,7 +119,7 @@ async def test_another_worker_continues_after_a_kill(
         async with release(durable_dsn, "new", source) as second:
             may_end.touch()
             results = [(await client.wait(ref, timeout=PATIENCE)).result for ref in refs]
-            again = [await second.hears(ran="shop.nap.v1") for _ in range(3)]
+            again = [await second.wait_for(ran="shop.nap.v1") for _ in range(3)]
     tried = {line["id"]: (line["attempt"], line["key"]) for line in again}
     assert tried == {ref.id: (attempt, f"{ref.id}:1") for ref, attempt in zip(refs, (1, 1, 0), strict=True)}
     assert {line["key"] for line in begun} == {f"{ref.id}:1" for ref in refs[:2]}

@@ -164,8 +164,8 @@ async def test_workers_killed_repeatedly_fire_every_second_once(durable_dsn: str
         await db.execute(_LET_PASS, timedelta(seconds=30), "often")
         for _ in range(2):
             async with killable_worker(durable_dsn, FAST) as one, killable_worker(durable_dsn, FAST) as other:
-                await one.hears(ready=True)
-                await other.hears(ready=True)
+                await one.wait_for(ready=True)
+                await other.wait_for(ready=True)
                 before = await db.fetchval("select fired_count from gen_durable.schedules")
                 await holds(db, "select fired_count > $1 from gen_durable.schedules", before)
         async with Worker([Sleeper], dsn=durable_dsn, settings=FAST):

@@ -27,13 +27,13 @@ class WorkerProcess:
         self.told: list[dict[str, Any]] = []
         self.log: list[str] = []
 
-    async def hears(self, **wanted: Any) -> dict[str, Any]:
+    async def wait_for(self, **wanted: Any) -> dict[str, Any]:
         """Wait for the next line with these values; `...` matches any value."""
         async with asyncio.timeout(PATIENCE.total_seconds()):
             while line := await self._line():
                 if all(name in line and value in (..., line[name]) for name, value in wanted.items()):
                     return line
-        raise AssertionError(f"it ended without telling {wanted}: {self.told} {self.log}")
+        raise AssertionError(f"it ended without printing {wanted}: {self.told} {self.log}")
 
     def send(self, number: signal.Signals) -> None:
         self._child.send(number)

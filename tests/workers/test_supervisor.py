@@ -47,14 +47,14 @@ async def is_gone(pid: int) -> None:
 async def test_work_of_a_killed_child_resumes_at_once(durable_dsn: str, db: Any, tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
-        await fleet.hears(ready=True)
+        await fleet.wait_for(ready=True)
         ref = await client.insert(Sleeper, str(go))
-        first = await fleet.hears(begun=ref.id, attempt=0)
+        first = await fleet.wait_for(begun=ref.id, attempt=0)
         owner = (await row_of(db, ref.id))["locked_by"]
         await holds(db, f"select {IS_REGISTERED}", owner)
         killed_at = time.monotonic()
         os.kill(first["pid"], signal.SIGKILL)
-        second = await fleet.hears(begun=ref.id, attempt=1)
+        second = await fleet.wait_for(begun=ref.id, attempt=1)
         assert time.monotonic() - killed_at < 20, "the lease of one minute need not expire"
         assert second["parent"] == first["parent"]
         row = await row_of(db, ref.id)
@@ -66,7 +66,7 @@ async def test_work_of_a_killed_child_resumes_at_once(durable_dsn: str, db: Any,
         # Another process takes its place; Ctrl-C drains the current ones.
         await holds(db, "select count(*) = 2 from gen_durable.workers")
         more = await client.insert_all([Spec(Sleeper, str(go)) for _ in range(3)])
-        pids = {second["pid"], *[(await fleet.hears(begun=...))["pid"] for _ in more]}
+        pids = {second["pid"], *[(await fleet.wait_for(begun=...))["pid"] for _ in more]}
         fleet.send(signal.SIGINT)
         for pid in pids:
             os.kill(pid, signal.SIGTERM)
@@ -84,11 +84,11 @@ async def test_work_of_a_killed_child_resumes_at_once(durable_dsn: str, db: Any,
 @pytest.mark.clause("SUP-2")
 async def test_children_of_a_killed_supervisor_release_and_exit(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
-        await fleet.hears(ready=True)
+        await fleet.wait_for(ready=True)
         hanging = await client.insert(Sleeper, NEVER, step="hang")
-        hangs = (await fleet.hears(begun=hanging.id))["pid"]
+        hangs = (await fleet.wait_for(begun=hanging.id))["pid"]
         refs = await client.insert_all([Spec(Sleeper, NEVER) for _ in range(4)])
-        pids = {(await fleet.hears(begun=...))["pid"] for _ in refs}
+        pids = {(await fleet.wait_for(begun=...))["pid"] for _ in refs}
         assert hangs not in pids
         os.kill(fleet.pid, signal.SIGKILL)
         for pid in pids:
@@ -105,7 +105,7 @@ async def test_crash_loop_backs_off_and_is_logged(durable_dsn: str) -> None:
     async with program("tests.workers.crashes_at_start", durable_dsn) as fleet:
         at = []
         for _ in range(4):
-            await fleet.hears(broken=True)
+            await fleet.wait_for(broken=True)
             at.append(time.monotonic())
         # Pauses of 0.25 to 0.5 s, 0.5 to 1 s, 1 to 2 s, and the starts.
         assert at[3] - at[0] >= 1.75
@@ -118,9 +118,9 @@ async def test_crash_loop_backs_off_and_is_logged(durable_dsn: str) -> None:
 async def test_one_signal_drains_every_child(durable_dsn: str, db: Any, tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
-        await fleet.hears(ready=True)
+        await fleet.wait_for(ready=True)
         refs = await client.insert_all([Spec(Sleeper, str(go)) for _ in range(4)])
-        pids = {(await fleet.hears(begun=...))["pid"] for _ in refs}
+        pids = {(await fleet.wait_for(begun=...))["pid"] for _ in refs}
         fleet.send(signal.SIGTERM)
         # A process manager may signal the whole group: that does not skip the drain.
         for pid in pids:
@@ -135,9 +135,9 @@ async def test_one_signal_drains_every_child(durable_dsn: str, db: Any, tmp_path
 @pytest.mark.clause("SUP-5")
 async def test_second_signal_skips_the_drain(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
-        await fleet.hears(ready=True)
+        await fleet.wait_for(ready=True)
         ref = await client.insert(Sleeper, NEVER)
-        await fleet.hears(begun=ref.id)
+        await fleet.wait_for(begun=ref.id)
         stopped_at = time.monotonic()
         fleet.send(signal.SIGTERM)
         await asyncio.sleep(0.1)
@@ -151,9 +151,9 @@ async def test_second_signal_skips_the_drain(durable_dsn: str, db: Any) -> None:
 @pytest.mark.clause("SUP-6")
 async def test_child_crash_during_drain_sets_the_exit_code(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
-        await fleet.hears(ready=True)
+        await fleet.wait_for(ready=True)
         ref = await client.insert(Sleeper, NEVER)
-        child = await fleet.hears(begun=ref.id)
+        child = await fleet.wait_for(begun=ref.id)
         fleet.send(signal.SIGTERM)
         await asyncio.sleep(0.2)
         os.kill(child["pid"], signal.SIGKILL)

@@ -43,7 +43,7 @@ async def test_worker_killed_before_commit_leaves_no_effect(durable_dsn: str, db
     async with AsyncClient(durable_dsn, settings=FAST) as client:
         ref = await client.insert(Payment)
         async with victim(durable_dsn, FAST, point) as worker:
-            await worker.hears(paying=f"{ref.id}:1")
+            await worker.wait_for(paying=f"{ref.id}:1")
             assert await worker.ends() == -signal.SIGKILL
         # The server may need a moment to notice that the client is gone.
         await holds(db, "select count(*) = 0 from pg_stat_activity where application_name = 'gen_durable' "

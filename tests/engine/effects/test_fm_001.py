@@ -30,10 +30,10 @@ async def test_naive_worker_applies_the_effect_twice(durable_dsn: str, db: Any, 
     async with AsyncClient(durable_dsn) as client:
         job = await client.insert(Payment)
     async with naive(durable_dsn, "A", stalled_until=wake_up) as a:
-        assert (await a.hears(leased=...))["leased"] == f"{job.id}:1"
+        assert (await a.wait_for(leased=...))["leased"] == f"{job.id}:1"
         await holds(db, _LEASE_IS_OVER, job.id)
         async with naive(durable_dsn, "B") as b:
-            assert (await b.hears(leased=...))["leased"] == f"{job.id}:2"
+            assert (await b.wait_for(leased=...))["leased"] == f"{job.id}:2"
             assert await b.ends() == 0
         assert await _paid_by(db) == ["B"]
         wake_up.touch()
@@ -50,19 +50,19 @@ async def test_effect_is_applied_once_after_a_lost_lease(durable_dsn: str, db: A
     async with AsyncClient(durable_dsn, settings=FAST) as client:
         job = await client.insert(Payment)
         async with victim(durable_dsn, FAST, "stall", wake_up) as a:
-            name_of_a = (await a.hears(worker=...))["worker"]
-            paying = await a.hears(paying=f"{job.id}:1")
+            name_of_a = (await a.wait_for(worker=...))["worker"]
+            paying = await a.wait_for(paying=f"{job.id}:1")
             # A slow worker keeps its lease because its heartbeat runs; only a stopped one loses it.
             a.send(signal.SIGSTOP)
             await holds(db, _LEASE_IS_OVER, job.id)
             async with victim(durable_dsn, FAST) as b:
-                name_of_b = (await b.hears(worker=...))["worker"]
-                paying_again = await b.hears(paying=f"{job.id}:1")
+                name_of_b = (await b.wait_for(worker=...))["worker"]
+                paying_again = await b.wait_for(paying=f"{job.id}:1")
                 ended = await client.wait(job, timeout=PATIENCE)
                 before = await _all_of(db, job.id)
                 wake_up.touch()
                 a.send(signal.SIGCONT)
-                stale = await a.hears(stale=job.id)
+                stale = await a.wait_for(stale=job.id)
                 after = await _all_of(db, job.id)
                 for process in (a, b):
                     process.send(signal.SIGTERM)
@@ -87,7 +87,7 @@ async def test_crash_between_committed_and_done_is_finished_not_repeated(durable
     async with AsyncClient(durable_dsn, settings=FAST) as client:
         job = await client.insert(Payment)
         async with victim(durable_dsn, FAST, "after COMMIT") as a:
-            await a.hears(paying=f"{job.id}:1")
+            await a.wait_for(paying=f"{job.id}:1")
             assert await a.ends() == -signal.SIGKILL
         (left,) = await client.executions(job)
         instance = await client.get(job)

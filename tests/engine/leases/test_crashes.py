@@ -60,7 +60,7 @@ async def test_step_of_a_killed_worker_runs_again_with_the_same_key(durable_dsn:
             begun = {
                 (line["id"], line["key"], line["attempt"])
                 for _ in refs
-                for line in [await victim.hears(begun=...)]
+                for line in [await victim.wait_for(begun=...)]
             }
             assert begun == {(ref.id, f"{ref.id}:1", 0) for ref in refs}
             await victim.kill()
@@ -92,12 +92,12 @@ async def test_second_worker_takes_over_from_a_killed_one(durable_dsn: str, tmp_
         worker_process(durable_dsn, FAST) as second,
     ):
         for process in (first, second):
-            await process.hears(ready=True)
+            await process.wait_for(ready=True)
         refs = await client.insert_all([Spec(Sleeper, str(go)) for _ in range(20)])
         # Each worker can run ten, so each runs ten of the twenty.
         for process in (first, second):
             for _ in range(10):
-                await process.hears(begun="sleep")
+                await process.wait_for(begun="sleep")
         await first.kill()
         go.touch()
         ended = await client.wait_all(refs, timeout=PATIENCE)
@@ -136,7 +136,7 @@ async def test_step_that_keeps_killing_its_process_fails_as_poison(durable_dsn: 
         await worker.signal(child.id, "unread", dedup_key="once")
         for crash in (1, 2, 3):
             async with worker_process(durable_dsn, settings) as victim:
-                begun = await victim.hears(begun="kill")
+                begun = await victim.wait_for(begun="kill")
                 assert (begun["id"], begun["attempt"], begun["key"]) == (child.id, crash - 1, f"{child.id}:1")
                 assert await victim.ends() == -signal.SIGKILL
                 assert not any("handled" in line for line in victim.told)

@@ -61,7 +61,7 @@ async def test_step_that_blocks_the_loop_for_three_leases_keeps_its_lease(
         worker_process(durable_dsn, SHORT) as second,
     ):
         for process in (first, second):
-            await process.hears(ready=True)
+            await process.wait_for(ready=True)
         ref = await client.insert(Hog, 1.8, step=step)
         ended = await client.wait(ref, timeout=PATIENCE)
         for process in (first, second):
@@ -246,7 +246,7 @@ async def test_stopped_process_that_resumes_commits_nothing(
         worker_process(durable_dsn, CALM) as process,
     ):
         ref = await client.insert(Sleeper, str(go), step="hold")
-        await process.hears(begun="hold")
+        await process.wait_for(begun="hold")
         process.send(signal.SIGSTOP)
         await db.execute(_EXPIRE, ref.id)
         async with Worker([Heir], dsn=durable_dsn, settings=FAST):
@@ -254,7 +254,7 @@ async def test_stopped_process_that_resumes_commits_nothing(
         assert ended.result == f"heir 1 {ref.id}:1"
         go.touch()
         process.send(signal.SIGCONT)
-        stale = await process.hears(event="outcome.stale")
+        stale = await process.wait_for(event="outcome.stale")
         assert (stale["id"], stale["fsm"], stale["step"], stale["step_seq"]) == (
             ref.id,
             "Sleeper",

@@ -53,7 +53,7 @@ async def test_step_longer_than_the_drain_is_released_at_no_cost(
     ):
         ids = {name: await _worn(client, db, name) for name in ("sleep", "block")}
         for _ in ids:
-            await process.hears(begun=...)
+            await process.wait_for(begun=...)
         told_at = time.monotonic()
         process.send(number)
         assert await process.ends() == 0
@@ -75,9 +75,9 @@ async def test_step_that_ignores_cancellation_does_not_delay_the_exit(durable_ds
         worker_process(durable_dsn, BRIEF) as process,
     ):
         id = await _worn(client, db, "ignore")
-        await process.hears(begun="ignore")
+        await process.wait_for(begun="ignore")
         process.send(signal.SIGTERM)
-        await process.hears(event="scheduler.drain", released=1)
+        await process.wait_for(event="scheduler.drain", released=1)
         assert _is_given_back(await row_of(db, id))
         async with asyncio.timeout(5):
             assert await process.ends() == 0
@@ -93,7 +93,7 @@ async def test_step_that_ends_within_the_drain_is_committed(
         worker_process(durable_dsn, PATIENT) as process,
     ):
         id = await _worn(client, db, "sleep", str(go))
-        await process.hears(begun="sleep")
+        await process.wait_for(begun="sleep")
         process.send(number)
         go.touch()
         assert await process.ends() == 0
@@ -109,7 +109,7 @@ async def test_second_signal_skips_the_drain(durable_dsn: str, db: Any, number: 
         worker_process(durable_dsn, PATIENT) as process,
     ):
         id = await _worn(client, db, "sleep")
-        await process.hears(begun="sleep")
+        await process.wait_for(begun="sleep")
         told_at = time.monotonic()
         process.send(number)
         process.send(signal.SIGTERM if number == signal.SIGINT else signal.SIGINT)
