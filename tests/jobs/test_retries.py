@@ -144,7 +144,7 @@ async def test_worker_retries_after_the_backoff(durable_dsn: str, caplog: pytest
         assert (ended.status, ended.last_error) == ("failed", "ConnectionError: refusal 2")
         enough = await worker.insert(flaky, 3, max_attempts=4)
         assert (await worker.wait(enough, timeout=PATIENCE)).result == 3
-    of = f"{flaky.name} {often.id}: step 'run', attempt"
+    of = f"step failed: {flaky.name} {often.id}, step run, attempt"
     told = [message.splitlines() for message in caplog.messages if message.startswith(of)]
     assert [lines[0].partition("; ")[0] for lines in told] == [
         f"{of} {n}: ConnectionError: refusal {n - 1}" for n in (1, 2, 3)
@@ -185,7 +185,7 @@ def test_retry_after_sets_the_delay_and_counts_an_attempt(
     assert durable.drain() == DrainCounts(retry=1, stopped=1)
     durable.assert_failed(ref, match="^the bank rests, 2$")
     assert sql.row(ref.id)["error"]["attempt"] == 2
-    assert [each.getMessage().partition(", ")[2] for each in caplog.records] == [
+    assert [each.getMessage().partition(", step run, ")[2] for each in caplog.records] == [
         "attempt 1: the bank rests, 0; retry in 1h23m20s",
         "attempt 2: the bank rests, 1; retry in 1h23m20s",
         "attempt 3: the bank rests, 2; the instance fails",

@@ -127,7 +127,7 @@ class Executor:
         machine, error = registered.definition, message_text(decision) or type(decision).__name__
         if isinstance(decision, Cancel):
             entry = cancel(execution, error)
-            entry.log_line = _log_line(execution, logging.INFO, f"cancelled itself: {error}")
+            entry.log_line = _log_line(logging.INFO, "instance cancelled by its step", execution, error)
             return entry
         if isinstance(decision, RetryAfter) and not _is_last(execution, machine):
             verdict = f"retry in {duration_text(decision.delay)}"
@@ -135,7 +135,7 @@ class Executor:
         else:
             verdict = "the instance fails"
             entry = settle(execution, machine, Stop(error), STORED_STATE, self._bounds)
-        entry.log_line = _log_line(execution, logging.WARNING, f"{error}; {verdict}")
+        entry.log_line = _log_line(logging.WARNING, "step failed", execution, f"{error}; {verdict}")
         return self._failed(entry, execution, decision)
 
     def _failed(self, entry: CommitEntry, execution: Execution, error: BaseException) -> CommitEntry:
@@ -355,7 +355,8 @@ class Executor:
             reason = f"{error}; then handle raised {reason_text(second)}"
             entry = settle(execution, machine, Stop(reason), STORED_STATE, self._bounds)
             traces = f"{traceback_text(failure)}\n{traceback_text(second)}"
-            entry.log_line = _log_line(execution, logging.WARNING, f"{reason}; the instance fails\n{traces}")
+            facts = f"{reason}; the instance fails\n{traces}"
+            entry.log_line = _log_line(logging.WARNING, "step failed", execution, facts)
             return self._failed(entry, execution, failure)
         finally:
             del second, failure  # see above
@@ -415,16 +416,16 @@ def _log_line_of_failure(
         case Retry():
             verdict = f"retry in {duration_text(outcome.delay)}"
         case _:
-            verdict = f"its handler returned {type(outcome).__name__}"
-    return _log_line(execution, level, f"{reason_text(failure)}; {verdict}\n{traceback_text(failure)}")
+            verdict = f"handle returned {type(outcome).__name__}"
+    facts = f"{reason_text(failure)}; {verdict}\n{traceback_text(failure)}"
+    return _log_line(level, "step failed", execution, facts)
 
 
-def _log_line(execution: Execution, level: int, what: str) -> tuple[int, str]:
+def _log_line(level: int, event: str, execution: Execution, facts: str) -> tuple[int, str]:
     # An exception message may contain a lone surrogate, which log handlers cannot encode.
-    text = what.encode(errors="backslashreplace").decode()
-    return level, (
-        f"{execution.fsm} {execution.id}: step '{execution.step}', attempt {execution.attempt + 1}: {text}"
-    )
+    text = facts.encode(errors="backslashreplace").decode()
+    where = f"{execution.fsm} {execution.id}, step {execution.step}, attempt {execution.attempt + 1}"
+    return level, f"{event}: {where}: {text}"
 
 
 def log_failure(entry: CommitEntry) -> None:

@@ -322,9 +322,7 @@ class Flusher:
 
     def _give_up(self, error: StatementError, entry: CommitEntry, futures: _Futures) -> None:
         """Leave an instance whose failure cannot be written. Its lease expires, and the reaper fails it as poison."""
-        _log.error(
-            "failure refused by the database: instance %d (%s); its lease will expire", entry.id, error
-        )
+        _log_refusal(entry, "failure refused by the database", error, "its lease will expire")
         self._acknowledge([entry], [Stale(is_given_up=True)], futures)
 
     async def _resolve(self, entries: list[CommitEntry], futures: _Futures) -> list[CommitEntry]:
@@ -374,5 +372,12 @@ def _touches_other_rows(entry: CommitEntry) -> bool:
 
 
 def _refused(entry: CommitEntry, error: StatementError) -> CommitEntry:
-    _log.error("outcome refused by the database: instance %d (%s); it fails", entry.id, error)
+    _log_refusal(entry, "outcome refused by the database", error, "the instance fails")
     return refused(entry, error)
+
+
+def _log_refusal(entry: CommitEntry, event: str, error: StatementError, consequence: str) -> None:
+    execution = entry.execution
+    _log.error(
+        "%s: %s %d, step %s: %s; %s", event, execution.fsm, execution.id, execution.step, error, consequence
+    )

@@ -220,7 +220,13 @@ class Picker(Service):
                 if not _is_too_large(error):
                     raise
                 # The heartbeat forgets the lease. It expires, and the reaper counts that as a crash.
-                _log.error("cannot load signals and children: %s %d: %s", one.fsm, one.id, error)
+                _log.error(
+                    "signals and children not loaded: %s %d, step %s: %s; its lease will expire",
+                    one.fsm,
+                    one.id,
+                    one.step,
+                    error,
+                )
         return loaded
 
     def _on_capacity_freed(self) -> None:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from .._checks import duration_text
 from ..errors import StepTimeoutError
 
 __all__ = ["Threads"]
@@ -137,9 +138,15 @@ class Threads:
         self._started -= 1
         self._start_thread()
         if not call.future.done():
-            assert call.timeout is not None  # noqa: S101 - only calls with a timeout are abandoned
-            _log.warning("%s; its thread keeps running, its result is discarded", call.timeout)
-            call.future.set_exception(call.timeout)
+            timeout = call.timeout
+            assert timeout is not None  # noqa: S101 - only calls with a timeout are abandoned
+            _log.warning(
+                "step timed out: %s, step %s, after %s; its thread keeps running, its result is discarded",
+                timeout.machine,
+                timeout.step,
+                duration_text(timeout.timeout),
+            )
+            call.future.set_exception(timeout)
 
     def _finish(self, call: _Call, result: Any, error: BaseException | None) -> None:
         if call.timer is not None:

@@ -58,7 +58,7 @@ class Vacuum(Service):
         try:
             await self._database.run_bare(collect.vacuum())
         except StatementError as error:  # any error: no work depends on a vacuum
-            _log.info("vacuum failed: leaving the table to autovacuum for an hour: %s", error)
+            _log.info("vacuum failed: %s; leaving the table to autovacuum for an hour", error)
             pause = _PAUSE_AFTER_FAILURE
         now = time.monotonic()
         self._paused_until = now + max(pause, _PAUSE_FACTOR * (now - begun)) * random.uniform(1, 1.5)

@@ -210,7 +210,7 @@ class Supervisor:
                     ReaperReaped(count=len(reaped.ids), ids=tuple(reaped.ids), capped=tuple(reaped.capped))
                 )
         except StatementError as error:
-            _log.warning("cannot reap the leases of worker %s, they will expire: %s", worker, error)
+            _log.warning("leases not reaped: worker %s: %s; they will expire", worker, error)
 
 
 class _Child:
