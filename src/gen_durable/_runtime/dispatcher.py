@@ -1,10 +1,10 @@
 """The dispatcher: publishes committed events of the outbox, one service per sink.
 
 Events are leased, published outside of any transaction, and marked. A dispatcher that dies in between leaves a lease
-that expires, and another one publishes the event again under the same id: at least once, and in order per line (the
+that expires, and another one publishes the event again under the same id: at least once, and in order per stream (the
 events of one instance for one sink).
 
-A round is one leased batch. An event that the sink does not accept delays its own line only. The whole sink is paused
+A round is one leased batch. An event that the sink does not accept delays its own stream only. The whole sink is paused
 when it is unavailable, or when it accepted nothing while a round lasted.
 """
 
@@ -237,19 +237,19 @@ class _Round:
         """Why nothing more is sent in this round."""
 
     async def publish(self, events: Sequence[Leased]) -> None:
-        """Publish these events, each line in its order."""
-        lines: defaultdict[int, deque[Leased]] = defaultdict(deque)
+        """Publish these events, in order per stream."""
+        streams: defaultdict[int, deque[Leased]] = defaultdict(deque)
         for event in events:
-            lines[event.instance_id].append(event)
+            streams[event.instance_id].append(event)
         if self._sink.batch == 1:
-            await self._in_lines(lines.values())
+            await self._publish_streams(streams.values())
             return
         # Events that have failed go alone, so that new ones are never in a batch with them.
-        failed = [line for line in lines.values() if line[0].attempts > 0]
-        fresh = deque(event for event in events if lines[event.instance_id][0].attempts == 0)
+        failed = [stream for stream in streams.values() if stream[0].attempts > 0]
+        fresh = deque(event for event in events if streams[event.instance_id][0].attempts == 0)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._in_lines(failed))
-            group.create_task(self._in_batches(fresh))
+            group.create_task(self._publish_streams(failed))
+            group.create_task(self._publish_batches(fresh))
 
     def take_marks(self) -> list[Mark]:
         """The marks since the last call."""
@@ -264,25 +264,25 @@ class _Round:
     def _is_over(self) -> bool:
         return self.unavailable is not None or time.monotonic() > self._starts_until
 
-    async def _in_lines(self, lines: Iterable[deque[Leased]]) -> None:
-        waiting = deque(lines)
+    async def _publish_streams(self, streams: Iterable[deque[Leased]]) -> None:
+        waiting = deque(streams)
 
         async def serve() -> None:
             while waiting:
-                await self._line(waiting.popleft())
+                await self._publish_stream(waiting.popleft())
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(_PARALLEL, len(waiting))):
                 group.create_task(serve())
 
-    async def _line(self, line: deque[Leased]) -> None:
+    async def _publish_stream(self, stream: deque[Leased]) -> None:
         """Publish the events of one instance in order; after a failure, delay the rest."""
         delay: timedelta | None = None
-        while line and delay is None and not self._is_over:
-            delay = await self._alone(line.popleft())
-        self._release(line, delay)
+        while stream and delay is None and not self._is_over:
+            delay = await self._publish_one(stream.popleft())
+        self._release(stream, delay)
 
-    async def _alone(self, event: Leased) -> timedelta | None:
+    async def _publish_one(self, event: Leased) -> timedelta | None:
         """Publish one event. Returns the delay of its retry if it failed."""
         try:
             await self._send([event])
@@ -294,12 +294,13 @@ class _Round:
             self._accept([event])
         return None
 
-    async def _in_batches(self, waiting: deque[Leased]) -> None:
+    async def _publish_batches(self, waiting: deque[Leased]) -> None:
         delays: dict[int, timedelta] = {}
         while waiting:
-            await self._batch([waiting.popleft() for _ in range(min(self._sink.batch, len(waiting)))], delays)
+            batch = [waiting.popleft() for _ in range(min(self._sink.batch, len(waiting)))]
+            await self._publish_batch(batch, delays)
 
-    async def _batch(self, batch: Sequence[Leased], delays: dict[int, timedelta]) -> None:
+    async def _publish_batch(self, batch: Sequence[Leased], delays: dict[int, timedelta]) -> None:
         """Publish a batch. After an error, halve it until the bad events are alone; after a timeout, do not.
 
         `delays` has the instances of which an event has failed: their later events are not sent.
@@ -310,7 +311,7 @@ class _Round:
         if self._is_over:
             self._release(events)
         elif len(events) == 1:
-            if (delay := await self._alone(events[0])) is not None:
+            if (delay := await self._publish_one(events[0])) is not None:
                 delays[events[0].instance_id] = delay
         elif events:
             try:
@@ -321,8 +322,8 @@ class _Round:
                     self._fail_all(events, error, delays)
                     return
                 middle = len(events) // 2
-                await self._batch(events[:middle], delays)
-                await self._batch(events[middle:], delays)
+                await self._publish_batch(events[:middle], delays)
+                await self._publish_batch(events[middle:], delays)
             else:
                 self._accept(events)
 
