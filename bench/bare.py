@@ -35,9 +35,8 @@ async def bare_loop(database: Database, fsm: str, queue: str, steps: int) -> int
 
     async def pick_all() -> None:
         while True:
-            token = secrets.randbits(62)
-            plan = picks.pick(queue, ([fsm], [1]), BATCH, token, "bare", _LEASES)
-            executions = (await database.run(plan)).executions
+            request = picks.PickRequest(([fsm], [1]), BATCH, secrets.randbits(62), "bare", _LEASES)
+            executions = (await database.run(picks.pick(queue, request))).executions
             await picked.put(executions)
             if not executions:
                 return

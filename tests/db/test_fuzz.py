@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gen_durable._core.model import Committed, Execution
 from gen_durable._db import snapshots
 from gen_durable._db.commit import id_array, text_array
-from gen_durable._db.pick import Leases, load, pick
+from gen_durable._db.pick import Leases, PickRequest, load, pick
 from gen_durable._db.pool import Database
 from gen_durable._db.signals import Delivery, deliver
 from tests.support.engine_plans import LEASE, entry, flushed, inserted, new
@@ -162,5 +162,6 @@ async def test_names_and_keys_survive_insert_pick_await_signal_and_get(
 
 
 async def leased(database: Database, fsm: str, queue: str) -> list[Execution]:
-    picked = await database.run(pick(queue, ([fsm], [1]), 10, 1, "worker", Leases(LEASE)))
+    request = PickRequest(([fsm], [1]), 10, 1, "worker", Leases(LEASE))
+    picked = await database.run(pick(queue, request))
     return await database.run(load(picked.executions))

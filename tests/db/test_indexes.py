@@ -84,7 +84,9 @@ async def test_heartbeats_and_chained_commits_are_hot_updates(sql: Any) -> None:
              'correlation_key', 'c' || n, 'unique_key', 'u' || n)) from generate_series(1, 2) n))"""
     )
     picked = await run_asyncpg(
-        sql, pick.pick("default", (["Greet"], [1]), 2, 7, "w", pick.Leases(LEASE)), "gen_durable"
+        sql,
+        pick.pick("default", pick.PickRequest((["Greet"], [1]), 2, 7, "w", pick.Leases(LEASE))),
+        "gen_durable",
     )
     # Includes the first commit after an await with a timeout.
     await sql.execute("update gen_durable.gen_durable set awaits = '{go}', await_deadline = '2099-01-01'")

@@ -62,7 +62,9 @@ def lease_some(token: int, demand: int = 10, worker: str = WORKER) -> Work:
     """A pick; by default by the worker whose leases expired, with a new token."""
 
     def plan() -> Plan[pick.Picked]:
-        picked = yield from pick.pick(QUEUE, MACHINES, demand, token, worker, pick.Leases(LEASE))
+        picked = yield from pick.pick(
+            QUEUE, pick.PickRequest(MACHINES, demand, token, worker, pick.Leases(LEASE))
+        )
         loaded = yield from pick.load(picked.executions)
         return msgspec.structs.replace(picked, executions=loaded)
 

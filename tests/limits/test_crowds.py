@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from gen_durable import Context, Done, Machine, Settings, Worker, step
-from gen_durable._db.pick import Picked
+from gen_durable._db.pick import Picked, PickRequest
 from gen_durable._runtime.pick_source import FromQueue
 from gen_durable.telemetry import PickStop
 from tests.plans.explain import Explained, Explainer
@@ -57,7 +57,7 @@ class Picker:
         self._source = FromQueue("q")
 
     async def pick(self, demand: int = 10) -> tuple[Picked, Explained]:
-        plan = self._source.pick(MACHINES, demand, demand, 7, "worker", LEASES)
+        plan = self._source.pick(PickRequest(MACHINES, demand, 7, "worker", LEASES))
         picked, (explained, *_) = await self._explainer.run(plan)
         return picked, explained
 

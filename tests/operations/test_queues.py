@@ -38,13 +38,13 @@ SETTINGS = msgspec.structs.replace(CALM, poll_interval=POLL)
 
 
 async def by_queue(database: Database, queue: str = "default") -> list[int]:
-    plan = pick.pick(queue, (["A"], [1]), 100, 7, "w", LEASES)
+    plan = pick.pick(queue, pick.PickRequest((["A"], [1]), 100, 7, "w", LEASES))
     return [execution.id for execution in (await database.run(plan)).executions]
 
 
 async def by_prefix(database: Database, *, is_picky: bool) -> list[int]:
     known = (["A"], [1]) if is_picky else None
-    plan = pick.pick_by_prefix("A", known, 100, 200, 7, "w", LEASES)
+    plan = pick.pick_by_prefix("A", pick.PickRequest(known, 100, 7, "w", LEASES), 200)
     return sorted(execution.id for execution in (await database.run(plan)).executions)
 
 
@@ -129,7 +129,10 @@ async def test_pause_releases_executions_waiting_for_capacity(db: Any, durable_d
         ref = await worker.insert(Slow, 3)
         # Start it as a pick does that returns while another execution commits.
         picked = await worker._database.run(
-            pick.pick("default", (["Slow"], [1]), 1, 99, worker.name, pick.Leases(timedelta(seconds=60)))
+            pick.pick(
+                "default",
+                pick.PickRequest((["Slow"], [1]), 1, 99, worker.name, pick.Leases(timedelta(seconds=60))),
+            )
         )
         runner.start(picked.executions[0])
         await worker.pause_queue("default")

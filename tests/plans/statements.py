@@ -82,7 +82,7 @@ async def explained(explainer: Explainer) -> Mapping[str, Explained]:
     """The frequent statements of workers, by name. Their changes are rolled back."""
     ids = EXECUTING[:100]
     plans: dict[str, Plan[Any]] = {
-        "pick": pick.pick("q1", MACHINES, 100, 7, "worker", LEASES),
+        "pick": pick.pick("q1", pick.PickRequest(MACHINES, 100, 7, "worker", LEASES)),
         "commit_plain": commit.commit_plain(outcomes(ids, "next"), RECORDER),
         "commit": commit.commit(outcomes(ids, "await", awaits=("paid",)), RECORDER),
         "join": commit.commit(outcomes(EXECUTING_CHILDREN[:50], "done", parent_id=19), RECORDER),

@@ -30,9 +30,9 @@ def filters(found: Explained) -> list[str]:
 def plan(name: str) -> Plan[Any]:
     match name:
         case "pick":
-            return pick.pick("q1", MACHINES, 100, 7, "worker", LEASES)
+            return pick.pick("q1", pick.PickRequest(MACHINES, 100, 7, "worker", LEASES))
         case "pick_by_prefix":
-            return pick.pick_by_prefix("Machine", None, 100, 500, 7, "worker", LEASES)
+            return pick.pick_by_prefix("Machine", pick.PickRequest(None, 100, 7, "worker", LEASES), 500)
         case "insert":
             return insert([new() for _ in range(100)], autocommit=True)
         case "deliver":

@@ -51,7 +51,9 @@ async def insert(
 
 
 async def picked(explainer: Explainer) -> Explained:
-    found, (explained,) = await explainer.run(pick.pick("q", MACHINES, 10, 7, "worker", LEASES))
+    found, (explained,) = await explainer.run(
+        pick.pick("q", pick.PickRequest(MACHINES, 10, 7, "worker", LEASES))
+    )
     assert len(found.executions) == 10
     check(explained, {"gen_durable_pick", "gen_durable_pkey"}, blocks=1000)
     return explained

@@ -60,7 +60,9 @@ async def test_plans_stay_good_while_the_table_grows(
 async def test_every_plan_is_generic(direct_dsn: str) -> None:
     connection = await asyncpg.connect(direct_dsn, server_settings=PINNED)
     for _ in range(10):
-        await run_asyncpg(connection, pick.pick("q", MACHINES, 10, 7, "worker", LEASES), "gen_durable")
+        await run_asyncpg(
+            connection, pick.pick("q", pick.PickRequest(MACHINES, 10, 7, "worker", LEASES)), "gen_durable"
+        )
     counts = await connection.fetch(
         "select generic_plans, custom_plans from pg_prepared_statements where statement like 'with recursive moment%'"
     )

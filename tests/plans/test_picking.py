@@ -17,20 +17,26 @@ GATED = {"gen_durable_gated"}
 
 @pytest.mark.parametrize("demand", [1, 10, 100, 1000])
 async def test_pick_reads_only_what_it_leases(explainer: Explainer, demand: int) -> None:
-    picked, (found,) = await explainer.run(pick.pick("q1", MACHINES, demand, 7, "worker", LEASES))
+    picked, (found,) = await explainer.run(
+        pick.pick("q1", pick.PickRequest(MACHINES, demand, 7, "worker", LEASES))
+    )
     assert len(picked.executions) == found.rows == demand
     check(found, PICK, blocks=60 + 22 * demand)
 
 
 async def test_pick_from_an_empty_queue_is_one_probe(explainer: Explainer) -> None:
-    picked, (found,) = await explainer.run(pick.pick("nothing", MACHINES, 100, 7, "worker", LEASES))
+    picked, (found,) = await explainer.run(
+        pick.pick("nothing", pick.PickRequest(MACHINES, 100, 7, "worker", LEASES))
+    )
     assert not picked.executions
     check(found, {"gen_durable_pick"}, blocks=40)
 
 
 async def test_rows_of_unknown_machines_are_skipped_one_by_one(explainer: Explainer) -> None:
     """The pick index does not contain the machine, so each due row of a shared queue is read."""
-    picked, (found,) = await explainer.run(pick.pick("q1", (["Other"], [1]), 10, 7, "worker", LEASES))
+    picked, (found,) = await explainer.run(
+        pick.pick("q1", pick.PickRequest((["Other"], [1]), 10, 7, "worker", LEASES))
+    )
     assert not picked.executions
     check(found, {"gen_durable_pick"}, blocks=10_000)
 
@@ -41,7 +47,9 @@ async def test_keyed_rows_are_admitted_by_index(explainer: Explainer) -> None:
         "update gen_durable.gen_durable set status = 'done', lease_token = null, concurrency_slot = null"
         " where concurrency_slot = 0 and id % 400 < 200"
     )
-    picked, (found,) = await explainer.run(pick.pick("keyed", MACHINES, 1000, 7, "worker", LEASES))
+    picked, (found,) = await explainer.run(
+        pick.pick("keyed", pick.PickRequest(MACHINES, 1000, 7, "worker", LEASES))
+    )
     assert picked.executions
     assert picked.denied
     check(found, PICK | KEYS, blocks=20 * 1000)
@@ -50,7 +58,7 @@ async def test_keyed_rows_are_admitted_by_index(explainer: Explainer) -> None:
 @pytest.mark.parametrize("demand", [1, 10, 100])
 async def test_pick_by_prefix_reads_the_first_rows_of_each_group(explainer: Explainer, demand: int) -> None:
     """Three machines with three priorities each, 50,000 due rows; :reach is five times the demand."""
-    plan = pick.pick_by_prefix("Machine", None, demand, 5 * demand, 7, "worker", LEASES)
+    plan = pick.pick_by_prefix("Machine", pick.PickRequest(None, demand, 7, "worker", LEASES), 5 * demand)
     picked, (found,) = await explainer.run(plan)
     assert demand / 2 < len(picked.executions) <= demand  # some of their keys are busy
     assert not found.seq_scans, found

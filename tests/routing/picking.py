@@ -61,9 +61,8 @@ def by_prefix(
     if machines is not None:
         pairs = list(machines)
         known = ([fsm for fsm, _ in pairs], [version for _, version in pairs])
-    return pick.pick_by_prefix(
-        prefix, known, demand, reach or 2 * demand, secrets.randbits(62), "worker", leases
-    )
+    request = pick.PickRequest(known, demand, secrets.randbits(62), "worker", leases)
+    return pick.pick_by_prefix(prefix, request, reach or 2 * demand)
 
 
 async def picked(database: Database, prefix: str, demand: int = 1000, **options: Any) -> list[Execution]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import asyncpg
 import pytest
 
-from gen_durable._db.pick import Picked, pick
+from gen_durable._db.pick import Picked, PickRequest, pick
 from gen_durable._db.plan import Plan
 from tests.plans.explain import Explained, Explainer, check
 from tests.plans.statements import LEASES
@@ -55,7 +55,7 @@ async def test_pick_with_a_million_rows(durable_dsn: str) -> None:
 
 
 async def _by_queue(explainer: Explainer) -> Explained:
-    picked, report = await _tried(explainer, pick("q0", _MACHINES, 10, 7, "worker", LEASES))
+    picked, report = await _tried(explainer, pick("q0", PickRequest(_MACHINES, 10, 7, "worker", LEASES)))
     assert len(picked.executions) == 10
     check(report, {"gen_durable_pick", "gen_durable_pkey"}, blocks=1000)
     return report

@@ -53,7 +53,7 @@ async def inserted(database: Database, *rows: NewInstance) -> list[int]:
 
 async def picked(database: Database, demand: int = 1000, queue: str = "default") -> list[Execution]:
     """Lease due rows, with a new token per pick."""
-    plan = pick.pick(queue, MACHINES, demand, next(_tokens), "worker", pick.Leases(LEASE))
+    plan = pick.pick(queue, pick.PickRequest(MACHINES, demand, next(_tokens), "worker", pick.Leases(LEASE)))
     return await database.run(pick.load((await database.run(plan)).executions))
 
 

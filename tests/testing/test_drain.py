@@ -380,7 +380,9 @@ def _lease(durable: Harness, key: str) -> None:
     """Make another process hold this key."""
     durable.insert(Parcel, 9, concurrency_key=key, priority=-1)
     durable._run_now(
-        pick.pick("parcels", (["Parcel"], [1]), 1, 1, "another", pick.Leases(timedelta(minutes=1)))
+        pick.pick(
+            "parcels", pick.PickRequest((["Parcel"], [1]), 1, 1, "another", pick.Leases(timedelta(minutes=1)))
+        )
     )
 
 

@@ -41,7 +41,7 @@ PINNED: Final = {
 }
 # The same, for settings that are new in PostgreSQL 17. An older server refuses a connection that sets them.
 NEWER: Final = {"transaction_timeout": "0"}
-_NEWER_THAN: Final = 17
+_NEWER_SINCE: Final = 17
 # DSNs of servers without these settings.
 _older: Final[set[Dsn]] = set()
 
@@ -57,7 +57,7 @@ def local(settings: Mapping[str, str]) -> list[str]:
 
 def has_newer(conn: Any) -> bool:
     """Whether the server has the settings of `NEWER`."""
-    return bool(conn.get_server_version() >= (_NEWER_THAN,))
+    return bool(conn.get_server_version() >= (_NEWER_SINCE,))
 
 
 class Connector:

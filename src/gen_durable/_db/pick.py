@@ -19,6 +19,7 @@ __all__ = [
     "Denied",
     "Leases",
     "Machines",
+    "PickRequest",
     "Picked",
     "Throttled",
     "child_content",
@@ -42,13 +43,13 @@ Machines: TypeAlias = tuple[list[str], list[int]]
 class Leases(msgspec.Struct, frozen=True):
     """The length of leases: the default, and that of steps which have their own."""
 
-    rule: timedelta
+    default: timedelta
     own: Mapping[tuple[str, int, str], timedelta] = {}
 
     def values(self) -> dict[str, Any]:
         """The parameters of the statements."""
         return {
-            "lease": self.rule,
+            "lease": self.default,
             "own_fsms": [fsm for fsm, _, _ in self.own],
             "own_versions": [version for _, version, _ in self.own],
             "own_steps": [step for _, _, step in self.own],
@@ -57,7 +58,34 @@ class Leases(msgspec.Struct, frozen=True):
 
     def of(self, fsm: str, version: int, step: str) -> timedelta:
         """The length for one step."""
-        return self.own.get((fsm, version, step), self.rule)
+        return self.own.get((fsm, version, step), self.default)
+
+
+class PickRequest(msgspec.Struct, frozen=True):
+    """What one pick leases, and under which lease."""
+
+    machines: Machines | None
+    """The machines whose rows it leases; `None`: all under a prefix."""
+    demand: int
+    """The most rows to lease."""
+    lease_token: int
+    worker: str
+    leases: Leases
+    startable: int | None = None
+    """How many of the rows can start at once; `None`: all. Rows with a rate limit are not leased beyond these."""
+
+    def values(self) -> dict[str, Any]:
+        """The parameters of the statements."""
+        fsms, versions = self.machines or (None, None)
+        return {
+            "fsms": fsms,
+            "versions": versions,
+            "demand": self.demand,
+            "capacity": self.demand if self.startable is None else self.startable,
+            "lease_token": self.lease_token,
+            "worker": self.worker,
+            **self.leases.values(),
+        }
 
 
 class Denied(msgspec.Struct, frozen=True, gc=False):
@@ -93,89 +121,29 @@ class Picked(msgspec.Struct, frozen=True, gc=False):
     """Whether the pick stopped at a row with a rate limit that cannot start now: tokens are not spent ahead."""
 
 
-def pick(
-    queue: str,
-    machines: Machines,
-    demand: int,
-    lease_token: int,
-    worker: str,
-    leases: Leases,
-    startable: int | None = None,
-) -> Plan[Picked]:
-    """Lease up to `demand` due instances of these machines.
+def pick(queue: str, request: PickRequest) -> Plan[Picked]:
+    """Lease due instances of one queue.
 
-    `load` reads their inboxes and children; the heartbeat must know their leases before. `startable` of them can
-    start at once (`None`: all). The others are leased ahead, except rows with a rate limit.
+    `load` reads their inboxes and children; the heartbeat must know their leases before.
     """
-    fsms, versions = machines
-    call = _SQL["pick"](
-        queue=queue,
-        fsms=fsms,
-        versions=versions,
-        demand=demand,
-        capacity=demand if startable is None else startable,
-        lease_token=lease_token,
-        worker=worker,
-        **leases.values(),
-    )
-    return _picked((yield call))
+    return _picked((yield _SQL["pick"](queue=queue, **request.values())))
 
 
-def pick_by_machine(
-    queue: str,
-    machines: Machines,
-    demand: int,
-    reach: int,
-    lease_token: int,
-    worker: str,
-    leases: Leases,
-    startable: int | None = None,
-) -> Plan[Picked]:
+def pick_by_machine(queue: str, request: PickRequest, reach: int) -> Plan[Picked]:
     """Like `pick`, for a queue with many rows of other machines: its cost does not depend on them.
 
     Of the first `reach` due rows, up to `demand` that are not locked are leased.
     """
-    fsms, versions = machines
-    call = _SQL["pick_by_machine"](
-        queue=queue,
-        fsms=fsms,
-        versions=versions,
-        demand=demand,
-        capacity=demand if startable is None else startable,
-        reach=reach,
-        lease_token=lease_token,
-        worker=worker,
-        **leases.values(),
-    )
-    return _picked((yield call))
+    return _picked((yield _SQL["pick_by_machine"](queue=queue, reach=reach, **request.values())))
 
 
-def pick_by_prefix(
-    prefix: str,
-    machines: Machines | None,
-    demand: int,
-    reach: int,
-    lease_token: int,
-    worker: str,
-    leases: Leases,
-    startable: int | None = None,
-) -> Plan[Picked]:
-    """Like `pick`, for all machines whose name begins with a prefix; with `machines`, only for these.
+def pick_by_prefix(prefix: str, request: PickRequest, reach: int) -> Plan[Picked]:
+    """Like `pick`, for all machines whose name begins with a prefix, in any queue.
 
     Of the first `reach` due rows, up to `demand` that are not locked are leased.
     """
-    fsms, versions = machines or (None, None)
     call = _SQL["pick_by_prefix"](
-        low=prefix,
-        high=prefix_upper_bound(prefix),
-        fsms=fsms,
-        versions=versions,
-        demand=demand,
-        capacity=demand if startable is None else startable,
-        reach=reach,
-        lease_token=lease_token,
-        worker=worker,
-        **leases.values(),
+        low=prefix, high=prefix_upper_bound(prefix), reach=reach, **request.values()
     )
     return _picked((yield call))
 

@@ -24,16 +24,8 @@ class Source(Protocol):
     def label(self) -> str:
         """The queue or prefix, for telemetry."""
 
-    def pick(
-        self,
-        machines: picks.Machines,
-        demand: int,
-        startable: int,
-        lease_token: int,
-        worker: str,
-        leases: picks.Leases,
-    ) -> Plan[picks.Picked]:
-        """Lease up to `demand` rows, of which `startable` can start at once."""
+    def pick(self, request: picks.PickRequest) -> Plan[picks.Picked]:
+        """Lease rows."""
 
     def known(self, machines: picks.Machines) -> picks.Machines | None:
         """Return the machines whose rows it leases; `None`: all."""
@@ -49,26 +41,13 @@ class FromQueue:
         self._has_foreign_head = False
         self._reach = Reach()
 
-    def pick(
-        self,
-        machines: picks.Machines,
-        demand: int,
-        startable: int,
-        lease_token: int,
-        worker: str,
-        leases: picks.Leases,
-    ) -> Plan[picks.Picked]:
-        """Lease up to `demand` rows, of which `startable` can start at once."""
+    def pick(self, request: picks.PickRequest) -> Plan[picks.Picked]:
+        """Lease rows."""
         if self._has_foreign_head:
-            reach = self._reach.of(demand)
-            picked = yield from picks.pick_by_machine(
-                self.label, machines, demand, reach, lease_token, worker, leases, startable
-            )
-            self._reach.learn(picked, demand)
+            picked = yield from picks.pick_by_machine(self.label, request, self._reach.of(request.demand))
+            self._reach.learn(picked, request.demand)
         else:
-            picked = yield from picks.pick(
-                self.label, machines, demand, lease_token, worker, leases, startable
-            )
+            picked = yield from picks.pick(self.label, request)
         self._has_foreign_head = picked.has_foreign_head
         return picked
 
@@ -86,21 +65,10 @@ class FromPrefix:
         self._leaves_unknown = leaves_unknown
         self._reach = Reach()
 
-    def pick(
-        self,
-        machines: picks.Machines,
-        demand: int,
-        startable: int,
-        lease_token: int,
-        worker: str,
-        leases: picks.Leases,
-    ) -> Plan[picks.Picked]:
-        """Lease up to `demand` rows, of which `startable` can start at once."""
-        reach = self._reach.of(demand)
-        picked = yield from picks.pick_by_prefix(
-            self.label, self.known(machines), demand, reach, lease_token, worker, leases, startable
-        )
-        self._reach.learn(picked, demand)
+    def pick(self, request: picks.PickRequest) -> Plan[picks.Picked]:
+        """Lease rows."""
+        picked = yield from picks.pick_by_prefix(self.label, request, self._reach.of(request.demand))
+        self._reach.learn(picked, request.demand)
         return picked
 
     def known(self, machines: picks.Machines) -> picks.Machines | None:

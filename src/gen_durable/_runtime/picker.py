@@ -163,14 +163,18 @@ class Picker(Service):
         """Run the pick statement. At most `startable` of the rows start at once; the others are leased ahead."""
         context = self._context
         while True:
-            # A new random token per pick: it differs from every earlier lease of the row, this worker's own included.
-            token = secrets.randbits(62)
-            plan = self._source.pick(
-                context.registry.keys, demand, startable, token, context.name, context.leases
+            # A new random token per pick differs from every earlier lease of the row, this worker's own included.
+            request = picks.PickRequest(
+                self._source.known(context.registry.keys),
+                demand,
+                lease_token=secrets.randbits(62),
+                worker=context.name,
+                leases=context.leases,
+                startable=startable,
             )
             sent = time.monotonic()
             try:
-                picked = await self._database.run(plan)
+                picked = await self._database.run(self._source.pick(request))
             except StatementError as error:
                 # Another picker has taken the same slot of a concurrency key at the same time.
                 if error.sqlstate != UNIQUE_VIOLATION:

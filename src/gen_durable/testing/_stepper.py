@@ -228,16 +228,15 @@ class Stepper:
 
     async def _pick(self, database: Plans, queue: str) -> Execution | None:
         while True:
-            plan = picks.pick(
-                queue,
+            request = picks.PickRequest(
                 self.registry.keys,
-                1,
-                secrets.randbits(62),
-                self._name,
-                picks.Leases(self._settings.lease),
+                demand=1,
+                lease_token=secrets.randbits(62),
+                worker=self._name,
+                leases=picks.Leases(self._settings.lease),
             )
             sent = time.monotonic()
-            picked = await database.run(plan)
+            picked = await database.run(picks.pick(queue, request))
             if picked.executions:
                 self._observe(picked.executions[0], sent)
                 (execution,) = await database.run(picks.load(picked.executions))

@@ -55,7 +55,9 @@ def set_rate(name: str, allowed: int = 1) -> Work:
 
 
 def lease_from(queue: str, token: int) -> Work:
-    return autocommit(lambda _: pick.pick(queue, MACHINES, 10, token, WORKER, pick.Leases(LEASE)))
+    return autocommit(
+        lambda _: pick.pick(queue, pick.PickRequest(MACHINES, 10, token, WORKER, pick.Leases(LEASE)))
+    )
 
 
 def two_picks() -> Scenario:
