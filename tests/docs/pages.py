@@ -1,16 +1,17 @@
-"""The pages of documentation, and how a page is run.
+"""The documentation pages, and the runner for one page.
 
-All blocks of a page run in their order, in one namespace, on a new database that `GEN_DURABLE_DSN` names:
+The blocks of a page run in order, in one namespace, on a new database; `GEN_DURABLE_DSN` names it:
 
-- `python`: top-level await works. `expression  # → repr` must give that, `call  # ✗ text` must raise an error that says
-  so; `…` stands for anything. Functions `test_…` are called with the fixtures that they ask for.
-- `python title="shop.py"` is part of a file, which is there from the start; `test_….py` is run at the end.
-- `sh`: each line is a `gen-durable` command and must succeed; `# → text` below it stands in its output. A worker works,
-  in this process, until the next one or the end of the page.
+- `python`: top-level await works. `expression  # → repr` must have that repr, and `call  # ✗ text` must raise an error with that
+  text; `…` matches anything. Functions `test_…` are called with their fixtures.
+- `python title="shop.py"` is part of a file that exists from the start; `test_….py` runs at the end.
+- `sh`: each line is a `gen-durable` command and must succeed; its output must contain the text of a `# → text` line below it. A
+  worker runs in this process until the next worker or the end of the page.
 - `sql`: see `statements`.
 - `toml title="settings.toml"` is a file.
 
-A block in an HTML comment is run and not seen. What cannot run has a comment above it: `<!-- not run: reason -->`.
+A block in an HTML comment runs, but readers do not see it. A block that cannot run has a comment above it:
+`<!-- not run: reason -->`.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Block(NamedTuple):
     file: str
     text: str
     reason: str
-    """Why it cannot run; empty if it can."""
+    """Why the block does not run; empty if it runs."""
     line: int
 
     @property
@@ -69,7 +70,7 @@ class Block(NamedTuple):
 
 
 class Page:
-    """One file of Markdown."""
+    """A Markdown file."""
 
     def __init__(self, path: Path, text: str | None = None) -> None:
         self.path = path
@@ -90,7 +91,7 @@ class Page:
         ]
 
     def files(self) -> dict[str, str]:
-        """The files of the page, put together from their blocks."""
+        """Return the files of the page, each joined from its blocks."""
         files: dict[str, str] = {}
         for block in self.blocks:
             if block.file and block.runs:
@@ -102,7 +103,7 @@ PAGES: Final = [Page(path) for path in (ROOT / "README.md", *sorted((ROOT / "doc
 
 
 class Reading:
-    """One page while it is run."""
+    """The run of one page."""
 
     def __init__(self, page: Page, directory: Path, databases: Databases, patch: pytest.MonkeyPatch) -> None:
         self._page = page
@@ -117,7 +118,7 @@ class Reading:
         self.promise_count = 0
 
     async def run(self, dsn: str, direct_dsn: str) -> None:
-        """Run the page on this database. SQL goes there directly, because it may need a session of its own."""
+        """Run the page on this database. SQL bypasses the pooler, because it may need a session."""
         self._direct_dsn = direct_dsn
         with self._surroundings(dsn):
             try:

@@ -1,4 +1,4 @@
-"""SQL of the pages: each statement with what the page says will come back."""
+"""SQL snippets of the pages: each statement with its expected result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Example:
 
 
 def examples(text: str, names: Mapping[str, str]) -> list[Example]:
-    """The statements of a text; after `-- →` stands a row, after `-- ✗` the error."""
+    """Return the statements of a text; `-- →` marks an expected row, `-- ✗` an expected error."""
     found: list[Example] = []
     open_lines: list[str] = []
     for line in text.splitlines():
@@ -42,7 +42,7 @@ def examples(text: str, names: Mapping[str, str]) -> list[Example]:
 
 
 def roles_of(texts: Iterable[str], token: str) -> dict[str, str]:
-    """Names of the page's roles for this run alone: roles belong to the server, not to the database."""
+    """Return unique names for the roles of a page: all databases of a server share its roles."""
     return {
         name: f"{name}_{token}"
         for text in texts
@@ -62,12 +62,12 @@ def run_examples(connection: psycopg.Connection[Any], given: Iterable[Example]) 
 
 
 def promised(text: str) -> str:
-    """A pattern for what a page promises, where `…` stands for what differs each time."""
+    """Return a pattern for an expected text, in which `…` matches anything."""
     return re.escape(text).replace("…", ".+")
 
 
 def _shown(cursor: psycopg.Cursor[Any]) -> list[str]:
-    """The rows as psql shows them."""
+    """Return the rows as psql shows them."""
     result = cursor.pgresult
     if result is None or not result.nfields:
         return []

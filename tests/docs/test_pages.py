@@ -84,8 +84,16 @@ def test_every_block_is_run_or_marked(page: Page) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_have_targets(page: Page) -> None:
-    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.text):
-        assert (page.path.parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.text):
+        target = page.path.parent / link if link else page.path
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target.read_text(encoding="utf-8")), f"{link}#{anchor}"
+
+
+def _anchors(text: str) -> set[str]:
+    """The anchors that a forge and the site give to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_index_names_every_page() -> None:
