@@ -98,7 +98,7 @@ def render(spec: Sequence[Clause], proofs: Mapping[str, Sequence[Tag]]) -> str:
     lines = [
         "# Conformance",
         "",
-        f"The {len(spec)} clauses of [spec.md](spec.md), and the {count} tests that prove them on a real PostgreSQL.",
+        f"The {len(spec)} clauses of [spec.md](spec.md), and the {count} tests that prove them.",
         f"This file is written by `{COMMAND}`; a test fails when it is out of date. Paths are below `tests/`.",
     ]
     section = ""
