@@ -32,7 +32,7 @@ def _options(settings: Mapping[str, str]) -> str:
 # The pinned settings, without and with `NEWER`: for a session, and (behind a pooler) for a transaction.
 _OPTIONS: Final = {False: _options(PINNED), True: _options({**PINNED, **NEWER})}
 _LOCAL: Final = {False: "; ".join(local(PINNED)), True: "; ".join(local({**PINNED, **NEWER}))}
-_NEWER_THAN: Final = 170000
+_NEWER_SINCE: Final = 170000
 _LEASE: Final = Settings().lease
 
 
@@ -80,7 +80,7 @@ class BlockingDatabase:
             try:
                 with conn.transaction():
                     if self._is_pooled:
-                        conn.execute(_LOCAL[conn.info.server_version >= _NEWER_THAN])
+                        conn.execute(_LOCAL[conn.info.server_version >= _NEWER_SINCE])
                     return run_psycopg(conn, plan, self.schema)
             except StatementError as error:
                 self._close_after_outage(error)

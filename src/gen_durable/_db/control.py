@@ -63,7 +63,7 @@ def restore(
 def retry(
     ids: Sequence[int], state: str | None, reason: str | None, actor: str | None, *, autocommit: bool = False
 ) -> Plan[Sequence[Row]]:
-    """Make ended or waiting instances runnable; return a row for each that exists."""
+    """Retry failed or cancelled instances; return a row for each that exists."""
     return (
         yield from _run(
             ids, _SQL["retry"](ids=ids, state=state, reason=reason, actor=actor), autocommit=autocommit

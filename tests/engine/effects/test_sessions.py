@@ -265,7 +265,7 @@ async def test_role_transaction_timeout_is_overridden(durable_dsn: str, db: Any)
 async def test_unsupported_setting_is_tried_once(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """PostgreSQL 16 does not know transaction_timeout."""
     monkeypatch.setattr(connector, "NEWER", {"no_such_setting": "0"})
-    monkeypatch.setattr(connector, "_NEWER_THAN", 1000)
+    monkeypatch.setattr(connector, "_NEWER_SINCE", 1000)
     monkeypatch.setattr(connector, "_older", set())
     tried: list[bool] = []
     really = asyncpg.connect
