@@ -943,7 +943,7 @@ class AsyncClient:
         id = await database.run(_verbs.resolve(target, "wait"))
         try:
             async with asyncio.timeout(seconds):
-                row = await waiting.until_at_rest(id, parked=parked)
+                row = await waiting.until_ended_or_parked(id, parked=parked)
             instance = _verbs.read(row, _verbs.definition_of_target(target))
         except TimeoutError:
             instance = await database.run(_verbs.current(target, id))
@@ -1044,7 +1044,7 @@ class AsyncClient:
         await self._prepare(self._opened)
         self._database_status = DatabaseStatus(shown(self._server.dsn), self._server.revive)
         self._waiting = Waiting(self._opened, self._database_status)
-        self._wakes.on_rest(self._waiting.hint)
+        self._wakes.on_ended_or_parked(self._waiting.hint)
 
     async def _prepare(self, database: Database) -> None:
         await database.run_in_transaction(self._preparation())

@@ -28,9 +28,9 @@ async def test_poll_does_not_answer_waits_that_began_after_it() -> None:
     waiting = Waiting(looks)
     before, after = {"finished_at": None, "step_seq": 1}, {"finished_at": None, "step_seq": 2}
     async with asyncio.TaskGroup() as group:
-        early = group.create_task(waiting.until_at_rest(7, parked=True))
+        early = group.create_task(waiting.until_ended_or_parked(7, parked=True))
         await looks.begun.get()
-        late = group.create_task(waiting.until_at_rest(7, parked=True))
+        late = group.create_task(waiting.until_ended_or_parked(7, parked=True))
         await asyncio.sleep(0)
         looks.answers.put_nowait({7: before})
         await looks.begun.get()

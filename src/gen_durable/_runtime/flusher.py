@@ -37,7 +37,7 @@ _Futures: TypeAlias = dict[int, _Future]
 _MAX_BATCH: Final = 1000
 # A batch under which this many connections broke is split: one of its outcomes may be the cause.
 _MAX_BREAKS: Final = 3
-_RESTING: Final = frozenset({"done", "failed", "cancelled", "awaiting_signal", "awaiting_children"})
+_ENDED_OR_PARKED: Final = frozenset({"done", "failed", "cancelled", "awaiting_signal", "awaiting_children"})
 
 
 class Flusher:
@@ -273,7 +273,7 @@ class Flusher:
             else:
                 self._unfinished.append(entry)
                 self._arrived.set()
-            self._wakes.rest()
+            self._wakes.ended_or_parked()
         return result
 
     async def finish(self) -> None:
@@ -352,16 +352,16 @@ class Flusher:
     def _acknowledge(
         self, entries: Sequence[CommitEntry], results: Sequence[CommitResult], futures: _Futures
     ) -> None:
-        has_rest = has_events = False
+        has_ended_or_parked = has_events = False
         for entry, result in zip(entries, results, strict=True):
             future = futures[id(entry)]
             if not future.done():
                 future.set_result(result)
             if isinstance(result, Committed):
-                has_rest = has_rest or result.status in _RESTING
+                has_ended_or_parked = has_ended_or_parked or result.status in _ENDED_OR_PARKED
                 has_events = has_events or bool(self._recorder.events(entry))
-        if has_rest:
-            self._wakes.rest()
+        if has_ended_or_parked:
+            self._wakes.ended_or_parked()
         if has_events:
             self._wakes.events()
 

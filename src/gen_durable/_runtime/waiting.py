@@ -35,7 +35,7 @@ class Waiting:
         """Poll now: an instance of this process has ended or parked."""
         self._hint.set()
 
-    async def until_at_rest(self, id: int, *, parked: bool) -> Mapping[str, Any]:
+    async def until_ended_or_parked(self, id: int, *, parked: bool) -> Mapping[str, Any]:
         """Return the row of an instance once it has ended or, with `parked`, waits for a signal or for children."""
         future: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         waiter = (parked, future)
@@ -62,7 +62,7 @@ class Waiting:
         # No time for repairs: an error that only an administrator can fix is raised at once.
         retry = DatabaseRetry("wait", self._database_status, repair_within=0)
         while self._futures:
-            # Clear the hint before the query: an instance that comes to rest during it sets the hint again.
+            # Clear the hint before the query: an instance that ends or parks during it sets the hint again.
             self._hint.clear()
             # This query answers these waiters only. A later waiter may expect a state that the query has not seen.
             asked = {id: tuple(waiters) for id, waiters in self._futures.items()}

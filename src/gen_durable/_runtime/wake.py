@@ -18,7 +18,7 @@ class Wakes:
         # Written only while the worker starts.
         self._queues: dict[str, Callable[[], None]] = {}
         self._any: list[Callable[[], None]] = []
-        self._rests: list[Callable[[], None]] = []
+        self._ended_or_parked: list[Callable[[], None]] = []
         self._events: list[Callable[[], None]] = []
 
     def on_work(self, queue: str, wake: Callable[[], None]) -> None:
@@ -29,9 +29,9 @@ class Wakes:
         """Call `wake` when any queue may have work."""
         self._any.append(wake)
 
-    def on_rest(self, wake: Callable[[], None]) -> None:
+    def on_ended_or_parked(self, wake: Callable[[], None]) -> None:
         """Call `wake` when an instance has ended or parked."""
-        self._rests.append(wake)
+        self._ended_or_parked.append(wake)
 
     def on_events(self, wake: Callable[[], None]) -> None:
         """Call `wake` when an outcome has written events to the outbox."""
@@ -50,7 +50,7 @@ class Wakes:
             for wake in self._any:
                 wake()
 
-    def rest(self) -> None:
+    def ended_or_parked(self) -> None:
         """Wake the waiting clients: an instance has ended or parked."""
-        for wake in self._rests:
+        for wake in self._ended_or_parked:
             wake()

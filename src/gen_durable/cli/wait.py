@@ -82,7 +82,7 @@ async def _wait(
         showing = asyncio.get_running_loop().create_task(_show_progress(database, row))
         try:
             async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
-                row = await waiting.until_at_rest(row["id"], parked=until_parked)
+                row = await waiting.until_ended_or_parked(row["id"], parked=until_parked)
         except TimeoutError:
             with suppress(StatementError):
                 row = await _get(database, row["id"])

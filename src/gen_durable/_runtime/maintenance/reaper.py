@@ -130,7 +130,7 @@ class Reaper(Service):
                 ReaperReaped(count=len(reaped.ids), ids=tuple(reaped.ids), capped=tuple(reaped.capped))
             )
             self._wakes.work(reaped.queues)
-            self._wakes.rest()
+            self._wakes.ended_or_parked()
             if reaped.capped and settings.alerts:
                 self._wakes.events()
 
