@@ -101,12 +101,12 @@ async def commit_with_effect(
     try:
         report = await database.run_effect(run_effect, _lock_row(entry), commits.commit([entry], recorder))
         if report is None and await database.run(commits.still_owns_lease(entry)):
-            raise EffectError(_changes_its_instance())
+            raise EffectError(_changed_own_instance())
         return report
     except StatementError as error:
         # The effect made it read-only. On a standby the transaction would not have begun.
         if has_run and error.sqlstate == READ_ONLY:
-            raise EffectError(_changed("read only")) from error
+            raise EffectError(_changed_mode("read only")) from error
         # The effect left a transaction in which nothing can be written, or that a deferred constraint refuses.
         if has_run and not (is_outage(error) or is_race(error)):
             if is_repairable(error):
@@ -129,16 +129,15 @@ class EffectRetries:
         """
         if isinstance(error, RaceLostError):
             self._races += 1
-            return _racing(self._races, error) if self._races == _MAX_RACES else None
-        if (
-            error.sqlstate == QUERY_CANCELED
-        ):  # of the engine's statements: an effect that raises it has failed
+            return _lost_too_many_races(self._races, error) if self._races == _MAX_RACES else None
+        # Of the engine's statements: an effect that raises it has failed.
+        if error.sqlstate == QUERY_CANCELED:
             self._timeouts += 1
-            return _delaying(self._timeouts, error) if self._timeouts == _MAX_RACES else None
+            return _timed_out_too_often(self._timeouts, error) if self._timeouts == _MAX_RACES else None
         if isinstance(error, ConnectionBrokenError):
             self._breaks, self._outages = self._breaks + others_work, self._outages + 1
             if self._breaks == _MAX_BREAKS or self._outages == _MAX_OUTAGES:
-                return _breaking(self._outages, self._breaks, error)
+                return _broke_too_often(self._outages, self._breaks, error)
         return None
 
 
@@ -146,9 +145,9 @@ def _lock_row(entry: CommitEntry) -> Plan[bool]:
     """Lock the row of the outcome, and check that the effect left its transaction as it was."""
     lock = yield from commits.lock_for_effect(entry)
     if not lock.in_effect_transaction:
-        raise EffectError(_has_ended())
+        raise EffectError(_ended_transaction())
     if lock.isolation != _ISOLATION:
-        raise EffectError(_changed(lock.isolation))
+        raise EffectError(_changed_mode(lock.isolation))
     return lock.still_owns_lease
 
 
@@ -170,7 +169,7 @@ async def _apply(effect: Effect, conn: Any) -> None:
     if conn.is_closed():
         raise _connection_broken(transaction, None)
     if not conn.is_in_transaction():
-        raise EffectError(_has_ended())
+        raise EffectError(_ended_transaction())
 
 
 async def _run(effect: Effect, transaction: _Transaction) -> None:
@@ -194,57 +193,57 @@ def _connection_broken(transaction: _Transaction, error: BaseException | None) -
     if error is not None and getattr(error, "sqlstate", None) in _TOO_LONG:
         return EffectError(as_exception(error))
     if transaction.longest_pause >= _IDLE_SECONDS:
-        return EffectError(_idle())
+        return EffectError(_left_idle())
     return ConnectionBrokenError("", str(error or "the connection broke, and the effect ignored the error"))
 
 
-def _idle() -> UsageError:
+def _left_idle() -> UsageError:
     return UsageError(
         f"the effect left its transaction idle for {_IDLE_SECONDS:.0f} s, and the server ended it",
         "do slow work in the step, and only SQL in its effect",
     )
 
 
-def _changes_its_instance() -> UsageError:
+def _changed_own_instance() -> UsageError:
     return UsageError(
         "the effect cancels, deletes or changes the instance of its own outcome",
         "remove that; to end as cancelled, raise Cancel in the step",
     )
 
 
-def _ends() -> UsageError:
+def _ends_transaction() -> UsageError:
     return UsageError("the effect ends the transaction that it runs in", "remove COMMIT and ROLLBACK")
 
 
-def _has_ended() -> UsageError:
+def _ended_transaction() -> UsageError:
     return UsageError(
         "the effect has ended its transaction, or reset all of its settings",
         "remove COMMIT, ROLLBACK and RESET ALL, and check what was committed",
     )
 
 
-def _changed(mode: str) -> UsageError:
+def _changed_mode(mode: str) -> UsageError:
     return UsageError(
         f"the effect made its transaction {mode.upper()}, so the outcome cannot be written",
         "do that in the step, in your own transaction",
     )
 
 
-def _racing(times: int, error: StatementError) -> UsageError:
+def _lost_too_many_races(times: int, error: StatementError) -> UsageError:
     return UsageError(
         f"the effect lost {times} races against other transactions ({error})",
         "another transaction holds a lock that the effect needs: look for long transactions in pg_stat_activity",
     )
 
 
-def _delaying(times: int, error: StatementError) -> UsageError:
+def _timed_out_too_often(times: int, error: StatementError) -> UsageError:
     return UsageError(
         f"writing the outcome after the effect timed out {times} times ({error})",
         "remove timeouts that the effect sets, and reduce its deferred constraints and triggers",
     )
 
 
-def _breaking(times: int, alone: int, error: StatementError) -> UsageError:
+def _broke_too_often(times: int, alone: int, error: StatementError) -> UsageError:
     return UsageError(
         f"the connection broke {times} times while the effect ran, {alone} times when others did not ({error})",
         "check server limits (memory, statement_timeout) and whether something terminates backends",
@@ -305,7 +304,7 @@ class _Transaction:
             raise UsageError("this transaction is over", "use it only while the effect runs")
         # Refuse it before it is sent: a commit cannot be undone.
         if _ENDS_TRANSACTION.search(_bare(query)):
-            raise _ends()
+            raise _ends_transaction()
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine is awaited in a task
         self._longest_pause = self.longest_pause
