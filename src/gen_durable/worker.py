@@ -309,7 +309,7 @@ class Worker(AsyncClient):
             self._database,
             self._reply_timeouts,
             sources=len(sources),
-            concurrency=sum(limits.concurrency for _, limits in sources),
+            concurrency=sum(queue.concurrency for _, queue in sources),
         )
         resources = None
         if self._make_resources is not None:
@@ -397,10 +397,10 @@ class Worker(AsyncClient):
 
     def _sources(self) -> list[tuple[Source, Queue]]:
         return [
-            *((FromQueue(name), limits) for name, limits in self.served_queues.items()),
+            *((FromQueue(name), queue) for name, queue in self.served_queues.items()),
             *(
-                (FromPrefix(prefix, leaves_unknown=self.leaves_unknown), limits)
-                for prefix, limits in self.prefixes.items()
+                (FromPrefix(prefix, leaves_unknown=self.leaves_unknown), queue)
+                for prefix, queue in self.prefixes.items()
             ),
         ]
 
@@ -436,7 +436,7 @@ def _prefixes(given: Mapping[str, int | Queue] | Iterable[str]) -> Mapping[str, 
     names = [checked_name(prefix, "a prefix in prefixes=") for prefix in given] or [_DEFAULT_PREFIX]
     for prefix in names:
         prefix_upper_bound(prefix)
-    return _with_limits(given if given and isinstance(given, Mapping) else dict.fromkeys(names, Queue()))
+    return _as_queues(given if given and isinstance(given, Mapping) else dict.fromkeys(names, Queue()))
 
 
 def _sinks(given: SinkLike | Mapping[str, SinkLike] | None) -> Mapping[str, Sink]:
@@ -459,11 +459,10 @@ def _queues(registry: Registry, given: Mapping[str, int | Queue] | None) -> Mapp
         )
     for name in given:
         checked_name(name, "the name of a queue in queues=")
-    return _with_limits(given)
+    return _as_queues(given)
 
 
-def _with_limits(given: Mapping[str, int | Queue]) -> Mapping[str, Queue]:
+def _as_queues(given: Mapping[str, int | Queue]) -> Mapping[str, Queue]:
     return {
-        name: limits if isinstance(limits, Queue) else Queue(concurrency=limits)
-        for name, limits in given.items()
+        name: queue if isinstance(queue, Queue) else Queue(concurrency=queue) for name, queue in given.items()
     }

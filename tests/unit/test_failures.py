@@ -14,7 +14,7 @@ import pytest
 import gen_durable
 from gen_durable._core.codec import decode
 from gen_durable._core.failures import failure_json, traceback_text
-from gen_durable._runtime.executor import _within
+from gen_durable._runtime.executor import _with_timeout
 from gen_durable.errors import DecodeError, StepTimeoutError
 
 PACKAGE = Path(gen_durable.__file__).parent
@@ -73,7 +73,7 @@ def fail_twice(password: str) -> NoReturn:
 
 async def as_a_step(call: Any, *args: Any) -> None:
     """Call it with a frame of the engine above the user's, as an executor does."""
-    await _within(StepTimeoutError("m", "s", timedelta(seconds=9)), as_awaitable(call, *args))
+    await _with_timeout(StepTimeoutError("m", "s", timedelta(seconds=9)), as_awaitable(call, *args))
 
 
 async def as_awaitable(call: Any, *args: Any) -> None:
@@ -88,9 +88,9 @@ def raised_in_a_step(call: Any, *args: Any) -> Exception:
 
 def test_traceback_omits_engine_frames_above_user_code() -> None:
     error = raised_in_a_step(fail_twice, "hunter2")
-    assert "in _within" in "".join(traceback.format_exception(error))
+    assert "in _with_timeout" in "".join(traceback.format_exception(error))
     told = traceback_text(error)
-    assert "in _within" not in told
+    assert "in _with_timeout" not in told
     assert told.endswith("LookupError: no way in")
     cause = places(error)[:3]
     assert cause == ["fail_twice", "outer", "inner"]
@@ -101,7 +101,7 @@ def test_traceback_of_a_group_omits_engine_frames_in_every_part() -> None:
     inside = raised_in_a_step(outer, "hunter2")
     told = traceback_text(ExceptionGroup("two", [inside, ValueError("the other")]))
     assert "in outer" in told
-    assert "in _within" not in told
+    assert "in _with_timeout" not in told
 
 
 def test_traceback_keeps_the_frame_that_raised_an_engine_error() -> None:

@@ -125,7 +125,7 @@ class Engine:
         admission = Admission(connections.picks, connections.commits, context.telemetry, vacuum.rows_deferred)
         budget = Budget(settings.concurrency) if settings.concurrency else None
         self._runners: list[ExecutionRunner] = []
-        self._pickers = [self._picker(source, limits, admission, budget) for source, limits in sources]
+        self._pickers = [self._picker(source, queue, admission, budget) for source, queue in sources]
         self._dispatchers = [self._dispatcher(name, sink) for name, sink in sinks.items()]
         self._services: list[Service] = [
             *self._pickers,
@@ -141,12 +141,12 @@ class Engine:
         self._tasks: list[asyncio.Task[None]] = []
         self._tasks_until_drained: list[asyncio.Task[None]] = []
 
-    def _picker(self, source: Source, limits: Queue, admission: Admission, budget: Budget | None) -> Picker:
+    def _picker(self, source: Source, queue: Queue, admission: Admission, budget: Budget | None) -> Picker:
         """Compose what serves one queue or prefix: capacity, execution runner, picker."""
         capacity = (
-            Capacity(limits.concurrency)
+            Capacity(queue.concurrency)
             if budget is None
-            else SharedCapacity(limits.concurrency, budget, limits.weight)
+            else SharedCapacity(queue.concurrency, budget, queue.weight)
         )
         runner = ExecutionRunner(
             source.label,
@@ -160,7 +160,7 @@ class Engine:
         )
         picker = Picker(
             source,
-            limits,
+            queue,
             self._context,
             database=self._connections.picks,
             admission=admission,
@@ -204,10 +204,13 @@ class Engine:
             self._spawn(self._override_poller.run()),
         ]
         self._tasks = [self._spawn(service.run()) for service in self._services]
-        served = ", ".join(f"{source.name} ({limits.concurrency})" for source, limits in self._sources)
+        served = ", ".join(f"{source.name} ({queue.concurrency})" for source, queue in self._sources)
         machines = ", ".join(f"{machine.name} v{machine.version}" for machine in self._context.registry)
         _start_log.info(
-            "worker %s serves %s; machines: %s", self._context.name, served or "no queue", machines or "none"
+            "worker started: %s, serving %s; machines: %s",
+            self._context.name,
+            served or "no queue",
+            machines or "none",
         )
         if self._settings.alerts and self._settings.alerts not in self._sinks:
             # Another worker may have that sink. But if the name is misspelled, no alert is published.
@@ -247,7 +250,7 @@ class Engine:
             service.stop()
         self._registration.drain()
         # A pick under way may still lease executions; they are drained like the others.
-        await _within(shutdown_timeouts.LAST_STATEMENTS, self._tasks)
+        await _wait_or_cancel(shutdown_timeouts.LAST_STATEMENTS, self._tasks)
         await self._drain_runners()
         tasks = [*self._tasks, *self._tasks_until_drained]
         for task in tasks:
@@ -258,7 +261,7 @@ class Engine:
             loop.create_task(self._flusher.finish()),
             loop.create_task(self._registration.withdraw()),
         ]
-        await _within(shutdown_timeouts.LAST_STATEMENTS, last_statements)
+        await _wait_or_cancel(shutdown_timeouts.LAST_STATEMENTS, last_statements)
         for dispatcher in self._dispatchers:
             await dispatcher.close()
         self._heartbeat.stop()
@@ -327,7 +330,7 @@ class Engine:
             runner.on_lease_lost(lease)
 
 
-async def _within(seconds: float, tasks: list[asyncio.Task[None]]) -> None:
+async def _wait_or_cancel(seconds: float, tasks: list[asyncio.Task[None]]) -> None:
     """Wait for tasks, at most `seconds`; cancel the late ones."""
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=seconds)

@@ -300,7 +300,7 @@ class Executor:
         timeout = _timeout(step, context.machine)
         if step.is_async:
             running = step.function(machine, context)
-            value: object = await (running if timeout is None else _within(timeout, running))
+            value: object = await (running if timeout is None else _with_timeout(timeout, running))
         else:
             value = await self._threads.run(step.function, machine, context, timeout=timeout)
         if inspect.iscoroutine(value):
@@ -387,7 +387,7 @@ def _timeout(step: StepDef, machine: str) -> StepTimeoutError | None:
     return None if step.timeout is None else StepTimeoutError(machine, step.name, step.timeout)
 
 
-async def _within(timeout: StepTimeoutError, running: Awaitable[object]) -> object:
+async def _with_timeout(timeout: StepTimeoutError, running: Awaitable[object]) -> object:
     """Await a step; cancel it after its timeout."""
     timer = asyncio.timeout(timeout.timeout.total_seconds())
     try:

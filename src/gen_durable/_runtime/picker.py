@@ -32,7 +32,7 @@ __all__ = ["Picker"]
 _log: Final = logging.getLogger("gen_durable.worker")
 # Seconds without work after which the pause between picks has grown to poll_interval.
 _IDLE_AFTER: Final = 30.0
-# statement_timeout and memory.
+# Outages by their class. For a load they mean that the content took too long, or too much memory.
 _TOO_LARGE: Final = (QUERY_CANCELED, OUT_OF_MEMORY)
 # Leased executions per unit of capacity: one that runs, and one that is being committed.
 _LEASED_PER_CAPACITY: Final = 2
@@ -48,7 +48,7 @@ class Picker(Service):
     def __init__(
         self,
         source: Source,
-        limits: Queue,
+        queue_settings: Queue,
         context: WorkerContext,
         *,
         database: Database,
@@ -59,7 +59,7 @@ class Picker(Service):
         super().__init__(context.database_status)
         self.name = source.name
         self._source = source
-        self._limits = limits
+        self._queue_settings = queue_settings
         self._context = context
         self._settings = context.settings
         self._telemetry = context.telemetry
@@ -118,7 +118,7 @@ class Picker(Service):
     def apply_overrides(self, overrides: Mapping[str, Override]) -> None:
         """Apply operator settings: start nothing from paused queues, and change the concurrency of this queue."""
         own = overrides.get(self._source.label) if isinstance(self._source, FromQueue) else None
-        limit = (own and own.concurrency) or self._limits.concurrency
+        limit = (own and own.concurrency) or self._queue_settings.concurrency
         paused = (queue for queue, override in overrides.items() if override.paused_at is not None)
         is_resumed = self._runner.paused.replace(paused)
         if is_resumed or limit != self._capacity.limit:
@@ -127,7 +127,7 @@ class Picker(Service):
 
     def _demand(self, reserved: int) -> int:
         """How many rows to lease. Executions being committed hold no capacity, but their number is bounded, too."""
-        prefetch = 0 if self._is_awaiting_capacity else self._limits.prefetch
+        prefetch = 0 if self._is_awaiting_capacity else self._queue_settings.prefetch
         capacity = self._capacity
         return min(
             reserved + prefetch - capacity.waiting,
@@ -136,11 +136,10 @@ class Picker(Service):
 
     def _wait_for_demand(self, demand: int) -> timedelta:
         """How long to wait for a larger demand: none at `min_demand`, else until poll_interval after the last pick."""
-        least = self._limits.min_demand
+        least = self._queue_settings.min_demand
         if self._is_awaiting_capacity:
-            least = min(
-                least, self._capacity.limit
-            )  # nothing is leased ahead, so the demand cannot exceed this
+            # Nothing is leased ahead, so the demand cannot exceed the capacity.
+            least = min(least, self._capacity.limit)
         if demand >= least:
             return timedelta(0)
         return self._settings.poll_interval - timedelta(seconds=time.monotonic() - self._last_pick)
@@ -208,20 +207,20 @@ class Picker(Service):
         return msgspec.structs.replace(picked, executions=ready)
 
     async def _load(self, executions: list[Execution]) -> list[Execution]:
-        """Load all in one go; if that is too large, one by one, without those that are still too large."""
+        """Load all in one statement; if that fails, one by one, without those that fail alone."""
         if not any(one.needs_load for one in executions):
             return executions
         try:
             return await self._database.run(picks.load(executions))
         except StatementError as error:
-            if not _is_too_large(error):
+            if not _is_caused_by_content(error):
                 raise
         loaded: list[Execution] = []
         for one in executions:
             try:
                 loaded += await self._database.run(picks.load([one])) if one.needs_load else [one]
             except StatementError as error:
-                if not _is_too_large(error):
+                if not _is_caused_by_content(error):
                     raise
                 # The heartbeat forgets the lease. It expires, and the reaper counts that as a crash.
                 _log.error(
@@ -255,12 +254,12 @@ class Picker(Service):
                     in_flight=self._runner.in_flight - buffer,
                     buffer=buffer,
                     concurrency=self._capacity.limit,
-                    prefetch=self._limits.prefetch,
+                    prefetch=self._queue_settings.prefetch,
                     queue=queue,
                 )
             )
 
 
-def _is_too_large(error: StatementError) -> bool:
+def _is_caused_by_content(error: StatementError) -> bool:
     """Whether the content makes the statement fail, rather than an outage or a race."""
     return error.sqlstate in _TOO_LARGE or not (is_outage(error) or is_race(error))
