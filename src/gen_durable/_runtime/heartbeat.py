@@ -14,6 +14,8 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
+import msgspec
+
 from .._core.model import Lease
 from .._db.failures import StatementError
 from .._db.lease import mark_started, renew, watch
@@ -29,6 +31,17 @@ __all__ = ["Heartbeat"]
 # end before. So a start is recorded, and a cancel noticed, within a second.
 _WATCH_AFTER: Final = 0.5
 _WATCH_INTERVAL: Final = 0.5
+
+
+class _RunningStep(msgspec.Struct, gc=False):
+    """A step that runs, and whether its start is recorded in the database."""
+
+    step_seq: int
+    started: float
+    """By the monotonic clock."""
+    started_at: datetime | None
+    """By the database's clock."""
+    is_recorded: bool = False
 
 
 class Heartbeat:
@@ -55,9 +68,8 @@ class Heartbeat:
         self._lock = threading.Lock()
         # Lease → when it was last renewed (monotonic), and its length. Guarded by the lock.
         self._leases: dict[Lease, tuple[float, timedelta]] = {}
-        # Lease → its running step: step_seq, start (monotonic, and by the database's clock), and whether the start has
-        # been recorded. Guarded by the lock.
-        self._running: dict[Lease, tuple[int, float, datetime | None, bool]] = {}
+        # The running step of each lease. Guarded by the lock.
+        self._running: dict[Lease, _RunningStep] = {}
         # Lease → since when its next step waits for capacity. Guarded by the lock.
         self._waiting: dict[Lease, float] = {}
         self._loop = asyncio.get_running_loop()
@@ -97,7 +109,7 @@ class Heartbeat:
         """Record that a step starts: `started` is monotonic, `started_at` by the database's clock."""
         with self._lock:
             self._waiting.pop(lease, None)
-            self._running[lease] = (step_seq, started, started_at, False)
+            self._running[lease] = _RunningStep(step_seq, started, started_at)
 
     def step_ends(self, lease: Lease) -> None:
         """Record that the step has ended, or no longer waits."""
@@ -139,7 +151,7 @@ class Heartbeat:
         )
         # Twice per renewal interval, renew the leases that are half an interval old: none gets older than one interval.
         pause = interval = min(settings.renew_after(self._shortest).total_seconds() / 2, _WATCH_INTERVAL)
-        while not await _within(stop, pause):
+        while not await _is_set_within(stop, pause):
             pause = interval
             try:
                 await self._beat_once(database)
@@ -177,9 +189,9 @@ class Heartbeat:
         now = time.monotonic()
         with self._lock:
             return {
-                (lease, step_seq): (started_at, is_recorded)
-                for lease, (step_seq, started, started_at, is_recorded) in self._running.items()
-                if now - started >= _WATCH_AFTER
+                (lease, step.step_seq): (step.started_at, step.is_recorded)
+                for lease, step in self._running.items()
+                if now - step.started >= _WATCH_AFTER
             }
 
     def _long_waiting(self) -> list[Lease]:
@@ -191,9 +203,9 @@ class Heartbeat:
     def _recorded(self, recorded: set[tuple[Lease, int]]) -> None:
         with self._lock:
             for lease, step_seq in recorded:
-                running = self._running.get(lease)
-                if running is not None and running[0] == step_seq:
-                    self._running[lease] = (step_seq, running[1], running[2], True)
+                step = self._running.get(lease)
+                if step is not None and step.step_seq == step_seq:
+                    step.is_recorded = True
 
     def _call(self, callback: Callable[[Lease], None], leases: set[Lease]) -> None:
         for lease in leases:
@@ -219,7 +231,7 @@ class Heartbeat:
                     self._leases[lease] = (sent, self._leases[lease][1])
 
 
-async def _within(event: asyncio.Event, seconds: float) -> bool:
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
     """Wait for the event, at most `seconds`. Returns whether it is set."""
     try:
         async with asyncio.timeout(seconds):
