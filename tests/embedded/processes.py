@@ -45,7 +45,16 @@ def keepers(home: Path) -> list[int]:
 
 
 def postmasters(home: Path) -> list[int]:
-    return [each.pid for each in listed() if _is_postmaster(each, home)]
+    """List the servers of a home. A child that was just forked still has the arguments of its server."""
+    found = {each.pid for each in listed() if _is_postmaster(each, home)}
+    return [pid for pid in found if _parent(pid) not in found]
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[1])
+    except OSError:
+        return None
 
 
 def initdbs(home: Path) -> list[int]:

@@ -243,7 +243,7 @@ def doctor(ctx: click.Context, db: DatabaseOptions, as_json: bool) -> None:
 
     Give --lease, --heartbeat and --reap-interval as the workers have them.
 
-    Exit code 0: no problem, at most warnings; 1: at least one problem.
+    Exit code 0: no problem, at most notices; 1: at least one problem.
     """
     findings = asyncio.run(_check(db))
     if as_json:
