@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -106,7 +107,7 @@ async def test_worker_finishes_work_after_its_connections_fall_silent(
     silences = [line for line in caplog.messages if line.startswith("connection silent: ")]
     # The heartbeat has its own connection, and detects it separately.
     assert len([line for line in silences if "for the heartbeat" not in line]) == 1, silences
-    assert "no answer on a connection for" in silences[0]
+    assert re.search(r"no reply for \d+\.\d s on a connection for", silences[0])
 
 
 async def test_verb_raises_in_bounded_time_and_may_be_repeated(
@@ -114,7 +115,7 @@ async def test_verb_raises_in_bounded_time_and_may_be_repeated(
 ) -> None:
     await verbs("insert", Chain, Work(), idempotency_key="before")
     proxy.swallow()
-    with pytest.raises(NoReplyError, match=r"no answer for \d+\.\d s to statement insert"):
+    with pytest.raises(NoReplyError, match=r"no reply for \d+\.\d s to statement insert"):
         await within(SOON, verbs("insert", Chain, Work(), idempotency_key="one"))
     assert isinstance(await verbs("insert", Chain, Work(), idempotency_key="one"), Inserted)
 

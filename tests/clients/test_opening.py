@@ -142,7 +142,7 @@ async def test_silent_server_times_out(kind: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(reply_timeouts, "_LONGEST_CONNECT", 0.2)  # psycopg's minimum is 2 s
     with socket.create_server(("127.0.0.1", 0)) as silent:
         said = await refused(f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x", kind)
-    assert re.search("no answer within 2.0 s|timeout expired", said)
+    assert re.search("no reply within 2.0 s|timeout expired", said)
     assert "\n  check for a firewall;" in said
 
 

@@ -69,7 +69,7 @@ async def test_users_codec_can_be_set(durable_dsn: str) -> None:
         ),
         (asyncpg.InternalClientError("unexpected"), "unexpected"),
         (asyncpg.InterfaceError("connection is closed"), "connection is closed"),
-        (TimeoutError(), "no answer in time"),
+        (TimeoutError(), "no reply in time"),
     ],
 )
 def test_error_of_a_closed_connection_is_readable(error: Exception, message: str) -> None:

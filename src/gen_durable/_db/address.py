@@ -44,7 +44,7 @@ _ADVICE: Final = (
     ),
     (re.compile(r"too many clients|connection slots"), "raise max_connections, or open fewer connections;"),
     (re.compile(r"not known|resolve host"), "check the host name;"),
-    (re.compile(r"no answer|timeout expired"), "check for a firewall;"),
+    (re.compile(r"no reply|timeout expired"), "check for a firewall;"),
 )
 
 
@@ -104,7 +104,7 @@ def _called(dsn: Dsn) -> str:
 
 def unreachable(dsn: Dsn, error: BaseException, advice: str, where: str = "") -> UnreachableError:
     """Make the error for a failed connect: cause and advice, without secrets. `where`: the DSN of a function."""
-    nothing = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+    nothing = "no reply in time" if isinstance(error, TimeoutError) else type(error).__name__
     cause = str(error).strip().split("\n")[0] or nothing
     if not isinstance(error, AddressError):
         cause = redacted(cause, dsn if isinstance(dsn, str) else where)

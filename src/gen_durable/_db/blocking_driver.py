@@ -104,7 +104,7 @@ class Connection(psycopg.Connection[Any]):
     def _give_up(self, seconds: float) -> NoReturn:
         self.close()
         _log.warning(
-            "connection silent: no answer on the connection of the blocking client for %.1f s; closed it",
+            "connection silent: no reply for %.1f s on the connection of the blocking client; closed it",
             seconds,
         )
-        raise psycopg.errors.ConnectionTimeout(f"no answer for {seconds:.1f} s")
+        raise psycopg.errors.ConnectionTimeout(f"no reply for {seconds:.1f} s")

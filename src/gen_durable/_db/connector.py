@@ -106,7 +106,7 @@ class Connector:
         except (ValueError, OverflowError) as error:  # an invalid DSN; the text may quote it
             problem: OSError = AddressError(redacted(str(error), where))
         except TimeoutError:
-            problem = TimeoutError(f"no answer within {self._reply_timeouts.connect:.1f} s")
+            problem = TimeoutError(f"no reply within {self._reply_timeouts.connect:.1f} s")
         else:
             try:
                 conn.keep_alive(keepalive)

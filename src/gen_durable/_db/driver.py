@@ -87,7 +87,7 @@ class Connection(asyncpg.Connection):  # type: ignore[misc] # asyncpg ships no t
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
             if self._silence is None:
                 raise
-            raise TimeoutError(f"no answer for {self._silence:.1f} s") from None
+            raise TimeoutError(f"no reply for {self._silence:.1f} s") from None
         finally:
             self.asked_at = asked_at
 

@@ -147,7 +147,7 @@ def from_asyncpg(error: BaseException, call: Call | Script | None = None) -> Sta
     import asyncpg
 
     if isinstance(error, TimeoutError):
-        failure: StatementError = NoReplyError(f"{str(error) or 'no answer in time'}{_statement(call)}")
+        failure: StatementError = NoReplyError(f"{str(error) or 'no reply in time'}{_statement(call)}")
     elif isinstance(error, asyncpg.PostgresError):
         # Also connection errors that asyncpg raises itself, with SQLSTATE 08…. str() would append detail and hint.
         message = str(error.args[0]) if error.args else str(error)

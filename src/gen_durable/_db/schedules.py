@@ -72,11 +72,12 @@ class Due(msgspec.Struct, frozen=True):
 
     def firing(self) -> Firing:
         """The fire times that are due now, by the `missed` policy of the schedule."""
-        slots, next_at = self.timetable.due(
+        fire_times, next_at = self.timetable.due(
             self.next_at, self.now, _MAX_CATCH_UP if self.missed == "all" else 1
         )
-        is_missed = self.missed == "skip" and self.now - slots[-1] > _GRACE
-        return Firing([] if is_missed else slots, slots[-1], next_at)
+        last = fire_times[-1]
+        is_missed = self.missed == "skip" and self.now - last > _GRACE
+        return Firing([] if is_missed else fire_times, last, next_at)
 
     def first(self) -> Firing:
         """Only the first fire time, as if it were fired on time."""

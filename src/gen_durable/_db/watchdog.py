@@ -81,10 +81,10 @@ class Watchdog:
         if is_first:
             self.on_silence()
             _log.warning(
-                "connection silent: no answer on a connection for %s for %.1f s; closing it and replacing all %d "
+                "connection silent: no reply for %.1f s on a connection for %s; closing it and replacing all %d "
                 "connections of this client or worker",
-                pool.name,
                 seconds,
+                pool.name,
                 count,
             )
 
