@@ -213,7 +213,10 @@ class UnknownStepError(DefinitionError):
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
         hint = did_you_mean(self.step, self.known)
-        return f"{place}machine '{self.machine}' has no step '{self.step}'{hint} (it has: {', '.join(self.known)})"
+        return _sentence(
+            f"{place}machine '{self.machine}' has no step '{self.step}'{hint}",
+            f"use one of its steps ({', '.join(self.known)}), or add it",
+        )
 
 
 class UnknownMachineError(DefinitionError):

@@ -42,7 +42,8 @@ async def nothing() -> None: ...
 OUTCOMES: dict[str, tuple[Callable[[], Any], str]] = {
     "an unknown step": (
         lambda: Next("edn"),
-        "UnknownStepError: step 'bad': machine 'Bad' has no step 'edn'; did you mean 'end'? (it has: bad, worse, end)",
+        "UnknownStepError: step 'bad': machine 'Bad' has no step 'edn'; did you mean 'end'? "
+        "Use one of its steps (bad, worse, end), or add it.",
     ),
     "an unknown step after a signal": (
         lambda: Await("x", then="nowhere"),
@@ -133,7 +134,7 @@ OUTCOMES: dict[str, tuple[Callable[[], Any], str]] = {
     "a step without name": (lambda: Next(""), "the name of a step is empty"),
     "too many children": (
         lambda: ScheduleChildren([Spec(Number, n) for n in range(4)], then="end"),
-        "schedules 4 children; at most 3 at once; or raise settings.max_children",
+        "schedules 4 children; schedule at most 3 at once, or raise settings.max_children",
     ),
     "a child of another type": (
         lambda: ScheduleChildren([Spec(Number, 1), Spec(Number, "x")], then="end"),  # type: ignore[misc]  # that is the point

@@ -56,7 +56,7 @@ async def test_row_of_an_unknown_machine_or_version_waits(durable_dsn: str, db: 
             await worker.wait(gone, timeout=LONG),
             {"number": 1},
             "UnknownStepError: instance {id} is at a step that was removed: "
-            "machine 'Strict' has no step 'olny'; did you mean 'only'? (it has: only)",
+            "machine 'Strict' has no step 'olny'; did you mean 'only'? Use one of its steps (only), or add it.",
         )
         for id in (unknown, future):  # a later deployment may run them
             waiting = await worker.wait(id, timeout=timedelta(milliseconds=50))

@@ -46,7 +46,8 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
     ),
     (
         errors.UnknownStepError("Checkout", "chrage", ["charge", "ship"], "shop.py:31"),
-        "shop.py:31: machine 'Checkout' has no step 'chrage'; did you mean 'charge'? (it has: charge, ship)",
+        "shop.py:31: machine 'Checkout' has no step 'chrage'; did you mean 'charge'? Use one of its steps "
+        "(charge, ship), or add it.",
     ),
     (
         errors.UnknownMachineError("Checkout", 3, [("Checkout", 2), ("Checkout", 1), ("Refund", 1)]),

@@ -548,7 +548,7 @@ def test_invalid_retry_policy_is_rejected() -> None:
 
 
 def test_unknown_declared_target_is_rejected() -> None:
-    expected = r"to= of step 'a': machine 'M' has no step 'bb'; did you mean 'b'\? \(it has: a, b\)"
+    expected = r"to= of step 'a': machine 'M' has no step 'bb'; did you mean 'b'\? Use one of its steps \(a, b\), or add it\."
     with pytest.raises(UnknownStepError, match=expected):
 
         class M(Machine):

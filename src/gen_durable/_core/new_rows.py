@@ -72,7 +72,7 @@ def event_rows(events: Sequence[Event], execution: Execution, max_payload: int) 
     if len(events) > MAX_EVENTS:
         raise UsageError(
             f"step '{execution.step}' emits {len(events)} events",
-            f"at most {MAX_EVENTS} with one outcome",
+            f"emit at most {MAX_EVENTS} with one outcome",
         )
     return tuple(
         EventRow(

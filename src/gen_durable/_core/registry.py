@@ -97,7 +97,7 @@ def _flat(machines: Machines) -> Iterator[Insertable[Any, Any]]:
             if not found:
                 raise UsageError(
                     f"module {item.__name__} defines no machine",
-                    "pass another module",
+                    "pass a module that defines one, or the machines",
                 )
             yield from found
         else:

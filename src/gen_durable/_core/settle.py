@@ -139,7 +139,7 @@ def settle(
             if len(outcome.children) > bounds.max_children:
                 raise UsageError(
                     f"step '{execution.step}' of machine '{machine.name}' schedules {len(outcome.children)} children",
-                    f"at most {bounds.max_children} at once; or raise settings.max_children",
+                    f"schedule at most {bounds.max_children} at once, or raise settings.max_children",
                 )
             return CommitEntry(
                 execution=execution,
