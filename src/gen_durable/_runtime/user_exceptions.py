@@ -45,11 +45,11 @@ def as_exception(error: BaseException) -> Exception:
         return error
     match error:
         case SystemExit():
-            failure = StepExitError(f"it called sys.exit({error.code!r})")
+            failure = StepExitError(f"called sys.exit({error.code!r})")
         case asyncio.CancelledError():
-            failure = StepExitError("it raised CancelledError, but its task was not cancelled")
+            failure = StepExitError("raised CancelledError, but its task was not cancelled")
         case _:
-            failure = StepExitError(f"it raised {reason_text(error)}")
+            failure = StepExitError(f"raised {reason_text(error)}")
     failure.__cause__ = error
     return failure
 

@@ -198,7 +198,7 @@ async def test_effect_that_calls_exit_does_not_end_the_worker(durable_dsn: str, 
         await tx.execute(BOOK, "first", "")
         sys.exit(3)
 
-    assert await _result(durable_dsn, leave) == "StepExitError: it called sys.exit(3)"
+    assert await _result(durable_dsn, leave) == "StepExitError: called sys.exit(3)"
     assert await booked(db) == []
 
 
@@ -206,7 +206,7 @@ async def test_effect_that_raises_cancelled_error_fails(durable_dsn: str, db: An
     async def cancel(tx: Transaction) -> None:
         raise asyncio.CancelledError
 
-    assert (await _result(durable_dsn, cancel)).startswith("StepExitError: it raised CancelledError")
+    assert (await _result(durable_dsn, cancel)).startswith("StepExitError: raised CancelledError")
 
 
 async def test_effect_with_a_wrong_number_of_parameters_fails(durable_dsn: str, db: Any) -> None:

@@ -56,16 +56,16 @@ async def test_exit_and_cancelled_error_fail_only_the_step(durable_dsn: str) -> 
         def handle(self, error: Exception, ctx: Context[int]) -> Outcome[str]:
             return Retry() if ctx.attempt == 0 else Done(str(error))
 
-    cancelled = "it raised CancelledError, but its task was not cancelled"
+    cancelled = "raised CancelledError, but its task was not cancelled"
     wanted = {
-        "exit": "it called sys.exit(3)",
-        "exit_in_a_thread": "it called sys.exit('bye')",
+        "exit": "called sys.exit(3)",
+        "exit_in_a_thread": "called sys.exit('bye')",
         "cancel": cancelled,
         "cancel_in_a_thread": cancelled,
         "cancelled_future": cancelled,
         "stop_iteration": "a step raised StopIteration",
-        "panic": "it raised Panic: now",
-        "panic_in_a_thread": "it raised Panic: now",
+        "panic": "raised Panic: now",
+        "panic_in_a_thread": "raised Panic: now",
     }
     async with Worker([Leaver], dsn=durable_dsn, settings=CALM) as worker:
         refs = [await worker.insert(Leaver, 0, step=name) for name in wanted]
@@ -97,7 +97,7 @@ async def test_generator_exit_fails_only_the_step(durable_dsn: str) -> None:
         steps = ("on_the_loop", "in_a_thread", "in_an_effect")
         refs = [await worker.insert(Leaver, step=name) for name in steps]
         ended = await worker.wait_all(refs, timeout=PATIENCE)
-    assert [one.result for one in ended] == ["it raised GeneratorExit"] * 3
+    assert [one.result for one in ended] == ["raised GeneratorExit"] * 3
 
 
 async def test_handle_that_exits_fails_only_its_instance(durable_dsn: str) -> None:
