@@ -21,9 +21,8 @@ from typing import Any, Final
 import msgspec
 import msgspec.inspect as shapes
 
-from gen_durable._shapes import model_reader, parts
-from gen_durable.errors import DecodeError, EncodeError, PayloadTooLargeError
-
+from .._shapes import model_reader, parts
+from ..errors import DecodeError, EncodeError, PayloadTooLargeError
 from .mappings import unknown_key
 from .measure import excess, outside_strings
 from .roundtrip import change, dump_model, inner_place, is_equal

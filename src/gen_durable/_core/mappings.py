@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gen_durable._dictionary import did_you_mean
-
+from .._dictionary import did_you_mean
 from .roundtrip import fields_of, inner_place, is_array
 
 __all__ = ["unknown_key"]

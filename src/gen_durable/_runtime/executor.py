@@ -210,8 +210,7 @@ class Executor:
             )
         if step.pool == "process" and self._processes is not None:
             return await self._step_in_process(step, execution, machine, self._processes, may_chain=may_chain)
-        state = state_of(execution, machine)
-        context = self._open(execution, machine, state)
+        context = self._open(execution, machine, state_of(execution, machine))
         if self._middleware:
             outcome = await wrapped(
                 self._middleware, context, partial(self._outcome, step, registered, context)
@@ -238,28 +237,29 @@ class Executor:
         may_chain: bool,
     ) -> CommitEntry:
         """Run the step in the process pool, which also calls the handler. Middleware runs here, around it."""
+        run = partial(
+            processes.run,
+            execution,
+            may_chain=may_chain,
+            timeout=_timeout(step, machine.name),
+            content=self.content,
+        )
+        if not self._middleware:
+            return (await run())[0]
         entry: CommitEntry | None = None
         # What middleware sees. If it passes this on unchanged, the entry of the process is committed.
         shown: Outcome[Any] | ProcessStepError | None = None
 
         async def call() -> Outcome[Any]:
             nonlocal entry, shown
-            timeout = _timeout(step, machine.name)
-            entry, raised = await processes.run(
-                execution, may_chain=may_chain, timeout=timeout, content=self.content
-            )
+            entry, raised = await run()
             if raised is not None:
                 shown = ProcessStepError(machine.name, step.name, raised)
                 raise shown
             shown = outcome_of(entry, machine)
             return shown
 
-        if not self._middleware:
-            timeout = _timeout(step, machine.name)
-            found = await processes.run(execution, may_chain=may_chain, timeout=timeout, content=self.content)
-            return found[0]
-        state = state_of(execution, machine)
-        context = self._open(execution, machine, state)
+        context = self._open(execution, machine, state_of(execution, machine))
         try:
             outcome = await wrapped(self._middleware, context, call)()
         except ProcessStepError as error:
@@ -359,7 +359,7 @@ class Executor:
             entry.log_line = _log_line(logging.WARNING, "step failed", execution, facts)
             return self._failed(entry, execution, failure)
         finally:
-            del second, failure  # see above
+            del second, failure  # break the cycle, as in _run
 
     async def _decide(
         self, machine: Machine[Any, Any] | Job[Any, Any], failure: Exception, context: Any
