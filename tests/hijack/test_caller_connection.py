@@ -18,7 +18,10 @@ from sqlalchemy.orm import Session
 
 from gen_durable import AsyncClient, Client, Schedule, Settings, Spec, Status
 from gen_durable._db import caller_connection
+from gen_durable._db.caller_search_path import on_pinned_path
 from gen_durable._db.failures import StatementError
+from gen_durable._db.plan import Call, Rows, Script, Statement, only
+from gen_durable._db.runner import drive
 from gen_durable.errors import NoTargetError
 from tests.db.test_statement_counts import ARRAYS
 from tests.hijack.traps import caught
@@ -213,6 +216,34 @@ async def test_cancelled_statement_leaves_neither_path_nor_transaction(durable_d
                 await client.list(conn=conn)
     assert not conn.is_in_transaction()
     assert await conn.fetchval("show search_path") == "mine"
+    await conn.close()
+
+
+@pytest.mark.parametrize("is_run", [True, False])
+@pytest.mark.parametrize("cancelled", range(3))
+async def test_cancel_at_any_statement_restores_the_path_of_an_open_transaction(
+    durable_dsn: str, cancelled: int, is_run: bool
+) -> None:
+    conn = await asyncpg.connect(durable_dsn)
+    await conn.execute("set search_path = mine")
+    sent: list[Call | Script] = []
+
+    async def execute(call: Call | Script) -> Rows:
+        assert isinstance(call, Call)
+        is_cancelled = len(sent) == cancelled
+        sent.append(call)
+        rows: Rows = []
+        if is_run or not is_cancelled:
+            rows = await conn.fetch(call.statement.text, *call.values)
+        if is_cancelled:
+            raise asyncio.CancelledError
+        return rows
+
+    async with conn.transaction():
+        plan = on_pinned_path(only(Statement("one", "select 1")()), conn.is_in_transaction)
+        with pytest.raises(asyncio.CancelledError):
+            await drive(plan, execute)
+        assert await conn.fetchval("show search_path") == "mine"
     await conn.close()
 
 

@@ -19,13 +19,21 @@ __all__ = ["on_pinned_path"]
 
 T = TypeVar("T")
 
-# In the caller's transaction. COMMIT, ROLLBACK or ROLLBACK TO SAVEPOINT restores the caller's path as well.
+# In the caller's transaction. COMMIT, ROLLBACK or ROLLBACK TO SAVEPOINT restores the caller's path as well. The server
+# keeps the path of the caller: a cancelled statement may have pinned the path, and its reply is lost.
+_PATH_OF_CALLER: Final = "gen_durable_pool.path_of_caller"
 _PIN: Final = Statement(
     "pin_path",
-    "select pg_catalog.current_setting('search_path') as path,"
+    f"select pg_catalog.set_config('{_PATH_OF_CALLER}', pg_catalog.current_setting('search_path'), true),"
     f" pg_catalog.set_config('search_path', '{PINNED['search_path']}', true)",
 )
-_RESTORE: Final = Statement("restore_path", "select pg_catalog.set_config('search_path', :path::text, true)")
+# Does nothing if the path is not pinned.
+_RESTORE: Final = Statement(
+    "restore_path",
+    "select pg_catalog.set_config('search_path',"
+    f" coalesce(pg_catalog.current_setting('{_PATH_OF_CALLER}', true), '{PINNED['search_path']}'), true)"
+    f" where pg_catalog.current_setting('search_path') operator(pg_catalog.=) '{PINNED['search_path']}'",
+)
 # Outside a transaction, in one of our own. SET for the session would not do: behind a pooler in transaction mode,
 # another session may run the next statement.
 _BEGIN: Final = Script(f"begin; set local search_path = {PINNED['search_path']}")
@@ -45,12 +53,12 @@ def on_pinned_path(plan: Plan[T], is_in_transaction: Callable[[], bool], *, as_o
     pinned = _Pinned(is_in_transaction)
     try:
         result = yield from pinned.run(plan)
+        yield from pinned.restore()
     except BaseException:
         # A failed transaction accepts no statement, and its end restores the path.
         with suppress(StatementError):
             yield from pinned.restore()
         raise
-    yield from pinned.restore()
     return result
 
 
@@ -59,7 +67,7 @@ class _Pinned:
 
     def __init__(self, is_in_transaction: Callable[[], bool]) -> None:
         self._is_in_transaction = is_in_transaction
-        self._path_of_caller: str | None = None
+        self._is_pinned = False
 
     def run(self, plan: Plan[T]) -> Plan[T]:
         try:
@@ -76,15 +84,16 @@ class _Pinned:
             return result
 
     def restore(self) -> Plan[None]:
-        if self._path_of_caller is not None:
-            path, self._path_of_caller = self._path_of_caller, None
-            yield _RESTORE(path=path)
+        if self._is_pinned:
+            yield _RESTORE()
+            self._is_pinned = False
 
     def _execute(self, call: Call | Script) -> Plan[Rows]:
-        if self._path_of_caller is not None or (isinstance(call, Call) and call.statement.is_call):
+        if self._is_pinned or (isinstance(call, Call) and call.statement.is_call):
             return (yield call)
         if self._is_in_transaction():
-            self._path_of_caller = (yield _PIN())[0]["path"]
+            self._is_pinned = True
+            yield _PIN()
             return (yield call)
         return (yield from _in_transaction(_BEGIN, only(call)))
 
