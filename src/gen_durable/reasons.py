@@ -129,9 +129,17 @@ class NotDue(_Reason, frozen=True, kw_only=True, tag="not_due"):
     """It is scheduled for later, or waits for the delay of a retry."""
 
     until: datetime
+    failed_attempts: int = 0
+    """Attempts of the current step that have not succeeded; 0 if it is not a retry."""
+    last_error: str | None = None
 
     def __str__(self) -> str:
-        return f"not due until {_moment(self.until)}"
+        retry = (
+            f"; retry after attempt {self.failed_attempts}{_because(self.last_error)}"
+            if self.failed_attempts
+            else ""
+        )
+        return f"not due until {_moment(self.until)}{retry}"
 
 
 class QueuePaused(_Reason, frozen=True, kw_only=True, tag="queue_paused"):

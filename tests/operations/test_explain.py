@@ -85,6 +85,15 @@ async def test_every_obstacle_is_named(db: Any, client: Any) -> None:
     ]
 
 
+@pytest.mark.usefixtures("served")
+async def test_delay_of_a_retry_names_its_error(db: Any, client: Any) -> None:
+    later: Any = {"eligible_at": "=now() + interval '1 h'", "last_error": "OSError: no answer"}
+    (retry,) = await reasons(client, await put(db, attempt=2, **later))
+    assert str(retry).endswith("; retry after attempt 2: OSError: no answer")
+    (delayed,) = await reasons(client, await put(db, **later))  # the error is that of an earlier step
+    assert (delayed.failed_attempts, delayed.last_error) == (0, None)
+
+
 @pytest.mark.clause("OPS-8")
 @pytest.mark.usefixtures("served")
 async def test_earlier_row_of_the_key_is_named(db: Any, client: Any) -> None:

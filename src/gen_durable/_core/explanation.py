@@ -89,7 +89,14 @@ def _temporary(row: Mapping[str, Any]) -> Iterator[Reason]:
     """Reasons that time or other instances resolve. They apply to runnable instances only."""
     # A throttled row is due at its rate_turn_at; its reason is the empty bucket.
     if row["eligible_at"] > row["now"] and not row["has_rate_turn"]:
-        yield NotDue(until=row["eligible_at"])
+        attempts = row["attempt"]
+        yield NotDue(
+            until=row["eligible_at"],
+            failed_attempts=attempts,
+            last_error=row["last_error"]
+            if attempts
+            else None,  # otherwise it is the error of an earlier step
+        )
     if row["holders"] is not None:
         holders = tuple(_holders(row["holders"]))
         yield KeyBusy(key=row["concurrency_key"], slots=row["slots"], holders=holders)

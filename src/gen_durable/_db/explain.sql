@@ -9,7 +9,7 @@
 --   first_of_key, ahead_of_key
 --                 the due rows of its key that start before it, at most 1000: null if a slot is left for this row
 --   tokens_at     when its bucket has its tokens, if it waits for them; after the rows whose turns are before
-select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, statement_timestamp() as now, g.eligible_at,
+select g.id, g.fsm, g.fsm_version, g.step, g.attempt, g.status::text as status, g.queue, statement_timestamp() as now, g.eligible_at,
        g.awaits, g.await_deadline, g.children_pending, g.updated_at, g.finished_at, g.last_error, g.concurrency_key,
        g.rate_limit, coalesce(g.weight, 1) as weight, g.rate_turn_at is not null as has_rate_turn,
        g.locked_by, g.leased_at, g.started_at, g.lease_expires_at, g.cancel_requested_at, g.cancelled_by, g.cancel_reason,
