@@ -73,6 +73,7 @@ _Row: TypeAlias = tuple[str, str, Place] | tuple[str, str, Place, str]
 _TABLE: Final[dict[str, tuple[_Row, ...]]] = {
     "specification": (
         ("fsm", "Machine", "package"),
+        ("fsm", "name", "machine"),
         ("fsm", "machine", "context"),
         ("fsm", "machine", "instance"),
         ("fsm", "client.list(machine, …)", "filter"),

@@ -230,7 +230,7 @@ def test_unreachable_database(app: Path) -> None:
         (["nowhere.py"], "nowhere.py does not exist"),
         (
             ["{app}:worker", "--threads", "3"],
-            "is a Worker, which has its settings in the code. Remove the options.",
+            "is a Worker, which has its settings in the code. Remove --threads, or give a list of machines.",
         ),
         (["{app}", "--queue", "a=1", "--queue", "a=2"], "a queue is given twice"),
         (

@@ -128,6 +128,7 @@ def _made(machine: Any) -> Machine[Any, Any] | Job[Any, Any]:
     except TypeError as error:
         raise DefinitionError(
             f"{machine.__name__}() needs arguments ({error}); "
-            f"pass an object to the worker: Worker([{machine.__name__}(…)])"
+            f"pass an object to the worker: Worker([{machine.__name__}(…)]). For `gen-durable worker app.py:machines`, "
+            f"write in app.py: machines = [{machine.__name__}(…)]"
         ) from None
     return machine()  # type: ignore[no-any-return]  # a class of machines makes one

@@ -85,10 +85,10 @@ def _shortened(findings: list[Finding]) -> list[Finding]:
 def outdated(version: int | None, latest: int) -> Finding:
     """The finding for an incompatible schema version."""
     is_newer = version is not None and version > latest
-    has = "there are no tables of gen_durable" if version is None else f"the schema is at version {version}"
+    needs = f"the schema is at version {version}, and this gen_durable works with {latest}"
     return Finding(
         code="schema.version",
-        what=f"{has}, and this gen_durable works with {latest}",
+        what="the schema has no tables of gen_durable" if version is None else needs,
         fix="upgrade the package" if is_newer else "run `gen-durable db migrate`",
         facts={"version": version, "latest": latest},
     )

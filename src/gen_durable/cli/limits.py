@@ -80,7 +80,7 @@ def remove_limit(
     Without a concurrency limit, a key has one slot. Instances whose rate limit does not exist wait until it is set.
     """
     if not db.run(_verbs.remove_limit(name, kind, reason, actor)):
-        raise Failure(f"limit '{name}' does not exist")
+        raise Failure(f"limit '{name}' does not exist; list limits with `gen-durable limits`")
     click.echo(f"removed limit {clean(name)}")
 
 

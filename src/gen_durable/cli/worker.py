@@ -116,9 +116,24 @@ def worker(
     loaded = [] if target is None else load(target)
     set_up_log()
     if isinstance(loaded, Worker):
-        given = [name for name, value in settings.items() if value is not None]
-        if queues or prefixes or on_unknown or no_queues or health or limits or dsn or settings_file or given:
-            raise Failure(f"{target} is a Worker, which has its settings in the code. Remove the options.")
+        others = {
+            "queue": queues,
+            "prefix": prefixes,
+            "on_unknown": on_unknown,
+            "no_queues": no_queues,
+            "health": health,
+            "limit": limits,
+            "dsn": dsn,
+            "settings": settings_file,
+        }
+        given = [name for name, value in others.items() if value]
+        given += [name for name, value in settings.items() if value is not None]
+        if given:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise Failure(
+                f"{target} is a Worker, which has its settings in the code. "
+                f"Remove {options}, or give a list of machines."
+            )
         ready = loaded
     else:
         ready = Worker(
