@@ -104,12 +104,16 @@ class AwaitingSignals(_Reason, frozen=True, kw_only=True, tag="awaiting_signals"
     names: tuple[str, ...]
     since: datetime
     until: datetime | None = None
+    others: tuple[str, ...] = ()
+    """The first names of signals in its inbox that it does not await. One of them may be misspelled."""
 
     def __str__(self) -> str:
         names = " or ".join(f'"{name}"' for name in self.names)
         what = f"waiting for signal {names}" if names else "sleeping"
         end = f"deadline {_moment(self.until)}" if self.until else "no deadline"
-        return f"{what} since {_moment(self.since)}, {end}"
+        others = ", ".join(f'"{name}"' for name in self.others)
+        inbox = f"; not awaited, in its inbox: {others}" if others else ""
+        return f"{what} since {_moment(self.since)}, {end}{inbox}"
 
 
 class AwaitingChildren(_Reason, frozen=True, kw_only=True, tag="awaiting_children"):

@@ -72,7 +72,11 @@ def test_taken_key_returns_the_first_instance(gd: Gd, shop: Harness, option: str
     gd("insert", "Checkout", option, "k")
     shop.drain()
     again = gd("insert", "Checkout", option, "k")
-    assert output(again) == (0, "not inserted: instance 1 (awaiting_signal) has this key\n", "")
+    assert output(again) == (
+        0,
+        "not inserted: instance 1 (awaiting_signal) has this key; see: gen-durable show 1\n",
+        "",
+    )
     assert parsed(gd("insert", "Checkout", option, "k", "--json")) == {
         "id": 1,
         "inserted": False,

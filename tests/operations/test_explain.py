@@ -214,6 +214,16 @@ async def test_waiting_instances(db: Any, client: Any) -> None:
     assert await reasons(client, parent) == [AwaitingChildren(pending=2, total=3, live=tuple(live))]
 
 
+@pytest.mark.usefixtures("served")
+async def test_signals_that_are_not_awaited_are_named(db: Any, client: Any) -> None:
+    id = await put(db, "awaiting_signal", awaits="{paid}")
+    for name in ("payd", "payd", "note"):
+        await client.signal(id, name)
+    (waiting,) = await reasons(client, id)
+    assert waiting.others == ("note", "payd")
+    assert str(waiting).endswith('no deadline; not awaited, in its inbox: "note", "payd"')
+
+
 @pytest.mark.clause("OPS-8")
 async def test_executing_instance(db: Any, database: Database, client: Any) -> None:
     id = await put(

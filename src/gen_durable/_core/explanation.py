@@ -68,7 +68,10 @@ def _reasons(row: Mapping[str, Any]) -> Iterator[Reason]:
             )
         case Status.AWAITING_SIGNAL:
             yield AwaitingSignals(
-                names=tuple(row["awaits"] or ()), since=row["updated_at"], until=row["await_deadline"]
+                names=tuple(row["awaits"] or ()),
+                since=row["updated_at"],
+                until=row["await_deadline"],
+                others=tuple(row["other_signals"] or ()),
             )
             yield from _lasting(row)
         case Status.AWAITING_CHILDREN:

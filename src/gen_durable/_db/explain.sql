@@ -26,6 +26,11 @@ select g.id, g.fsm, g.fsm_version, g.step, g.attempt, g.status::text as status, 
        bucket.limit_name,
        case when bucket.tokens_at > statement_timestamp()
              and (g.rate_turn_at is not null or bucket.tokens_at > g.eligible_at) then bucket.tokens_at end as tokens_at,
+       (select array_agg(other.name order by other.name) from (
+          select distinct s.name from gen_durable.signals s
+           where g.status = 'awaiting_signal' and s.target_id = g.id and s.consumed_seq is null
+             and s.name <> all (coalesce(g.awaits, '{}'))
+           order by s.name limit 10) other) as other_signals,
        (select count(*) from gen_durable.gen_durable child
          where child.parent_id = g.id and child.parent_round = g.spawn_round) as children,
        (select array_agg(live.id order by live.id) from (

@@ -128,7 +128,9 @@ def insert(
     elif done.inserted:
         click.echo(f"inserted {done.id}")
     else:
-        click.echo(f"not inserted: instance {done.id} ({done.status}) has this key")
+        click.echo(
+            f"not inserted: instance {done.id} ({done.status}) has this key; see: gen-durable show {done.id}"
+        )
 
 
 @click.command()
