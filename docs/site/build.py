@@ -236,7 +236,7 @@ def title_of(text: str) -> str:
 def summary_of(text: str) -> str:
     """Return the first sentence below the title, if the page starts with prose."""
     paragraph = " ".join("".join(text.split("\n\n", 2)[1:2]).split())
-    if not paragraph[:1].isalpha():
+    if not paragraph.removeprefix("`")[:1].isalpha():
         return ""
     sentence = re.split(r"(?<=\.) ", _LINK.sub("]", paragraph))[0]
     return ": " + sentence.translate({ord("["): None, ord("]"): None})
