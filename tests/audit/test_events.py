@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
 
+import asyncpg
 import msgspec
 import psycopg
 import pytest
@@ -211,3 +212,24 @@ async def test_forced_cancel_names_the_aborted_execution(stage: Harness, databas
     assert (told.event, told.actor, told.reason) == ("cancelled", "ann", "why")
     assert (told.data["execution"], told.data["step"]) == (run.attempt, run.step)
     assert (told.data["step_seq"], told.data["worker"]) == (run.step_seq, run.lease_owner)
+
+
+@pytest.mark.clause("AUD-13")
+@pytest.mark.parametrize("level", ["failures", "all"])
+async def test_concurrent_signals_keep_their_own_reasons(stage: Harness, dsn: str, level: AuditLevel) -> None:
+    stage.set_audit(level)
+    ref = stage.insert(Story, None, queue="elsewhere")
+    first, second = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+    deliver = "select gen_durable.signal($1::bigint, $2)"
+    give_reason = "select gen_durable.audit_reason($1, 'signalled', $2, $2, '{}')"
+    async with second.transaction():
+        await second.execute("select 1")
+        async with first.transaction():
+            await first.execute(deliver, ref.id, "one")
+            await first.execute(give_reason, ref.id, "ann")
+        await second.execute(deliver, ref.id, "two")
+        await second.execute(give_reason, ref.id, "ben")
+    await first.close()
+    await second.close()
+    signalled = [event for event in stage.audit(ref.id) if event.event == "signalled"]
+    assert [(event.actor, event.reason) for event in signalled] == [("ann", "ann"), ("ben", "ben")]

@@ -60,8 +60,10 @@ declare
 begin
   reason := gen_durable.short_reason(audit_reason.reason);
   actor := gen_durable.checked_actor(audit_reason.actor);
+  -- Only at level all: an event of another transaction that held the row while this one waited is not ours.
   update gen_durable.audit_events a set actor = audit_reason.actor, reason = audit_reason.reason
-   where a.id = (select max(last.id) from gen_durable.audit_events last
+   where level = 'all'
+     and a.id = (select max(last.id) from gen_durable.audit_events last
                   where last.instance_id = audit_reason.instance_id and last.event = audit_reason.event
                     and last.created_at >= transaction_timestamp());
   if not found and level >= 'failures' then
