@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from textwrap import shorten
 from typing import Any, Final
 
 from .._core.model import CommitEntry
@@ -165,6 +166,9 @@ async def _apply(effect: Effect, conn: Any) -> None:
             raise _connection_broken(transaction, error) from error
         if getattr(error, "sqlstate", None) in RACES:
             raise RaceLostError(str(getattr(error, "sqlstate", "")), str(error)) from error
+        if isinstance(effect, Sql):
+            # The traceback has no frame of the caller: a statement is run by the engine, after the step.
+            error.add_note(f"The effect of the step raised this: {shorten(effect.query, 200)}")
         raise EffectError(as_exception(error)) from error
     if conn.is_closed():
         raise _connection_broken(transaction, None)

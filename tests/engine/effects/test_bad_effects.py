@@ -152,6 +152,15 @@ async def test_effect_that_writes_in_its_read_only_transaction_fails(
     assert "database unreachable" not in caplog.text
 
 
+async def test_log_names_the_statement_of_a_failed_effect(
+    durable_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gen_durable")
+    result = await _result(durable_dsn, Sql("update missing\n  set paid = $1", 1))
+    assert result == 'UndefinedTableError: relation "missing" does not exist'
+    assert "The effect of the step raised this: update missing set paid = $1" in caplog.text
+
+
 async def test_swallowed_sql_error_still_fails_the_effect(durable_dsn: str, db: Any) -> None:
     async def swallow(tx: Transaction) -> None:
         await tx.execute(BOOK, "first", "")
