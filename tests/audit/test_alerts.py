@@ -84,7 +84,7 @@ async def test_unknown_machine_and_refused_outcome_emit_alerts(stage: Harness, d
     await database.run_in_transaction(commits.commit([unknown, refused, stale], RECORDER))
     causes = {id: [data["cause"] for _, _, data in alerts(stage, id)] for id in ids}
     assert causes == {first.id: ["no_handler"], second.id: ["refused"], third.id: []}
-    quiet = lease.reap_execution((third.id, third.lease_token), 0, 1, "all")
+    quiet = lease.reap_execution((third.id, third.lease_token), 0, lease.CrashPolicy(1, "all"))
     assert (await database.run_in_transaction(quiet)).capped == [third.id]
     assert alerts(stage, third.id) == [], "no sink is set"
 

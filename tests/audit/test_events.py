@@ -173,7 +173,7 @@ async def test_events_that_only_a_worker_writes(stage: Harness, database: Databa
     await flushed(database, [entry(execution, "release")])
     for _ in range(2):
         (execution,) = await picked(database, queue="rare")
-        plan = lease.reap_execution((id, execution.lease_token), 0, 2, "all", "ops")
+        plan = lease.reap_execution((id, execution.lease_token), 0, lease.CrashPolicy(2, "all", "ops"))
         assert (await database.run_in_transaction(plan)).ids == [id]
         await fetch(database, DUE, id)
     assert names(stage, id) == "created leased started released leased crashed leased failed"

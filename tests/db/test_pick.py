@@ -64,7 +64,7 @@ async def test_crash_count_at_its_maximum_does_not_stop_the_reaper(database: Dat
     await sql.execute(
         "update gen_durable.gen_durable set crash_count = $2, attempt = $2 where id = $1", ids[0], LARGEST
     )
-    reaped = await database.run_in_transaction(lease.reap(timedelta(0), 20, "all"))
+    reaped = await database.run_in_transaction(lease.reap(timedelta(0), lease.CrashPolicy(20, "all")))
     assert (sorted(reaped.ids), reaped.capped) == (ids, [ids[0]])
 
 

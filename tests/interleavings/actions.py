@@ -45,16 +45,20 @@ def put(*rows: NewInstance) -> Work:
 
 def reap() -> Work:
     # The grace after a server start is one lease: 1 ms.
-    return transaction(lambda _: lease.reap(timedelta(milliseconds=1), CRASH_LIMIT, RECORDER.level))
+    return transaction(
+        lambda _: lease.reap(timedelta(milliseconds=1), lease.CrashPolicy(CRASH_LIMIT, RECORDER.level))
+    )
 
 
 def reap_worker(worker: str = WORKER) -> Work:
-    return transaction(lambda _: lease.reap_worker(worker, CRASH_LIMIT, RECORDER.level))
+    return transaction(lambda _: lease.reap_worker(worker, lease.CrashPolicy(CRASH_LIMIT, RECORDER.level)))
 
 
 def reap_execution(id: int, lease_token: int, step_seq: int = 0) -> Work:
     return transaction(
-        lambda _: lease.reap_execution((id, lease_token), step_seq, CRASH_LIMIT, RECORDER.level)
+        lambda _: lease.reap_execution(
+            (id, lease_token), step_seq, lease.CrashPolicy(CRASH_LIMIT, RECORDER.level)
+        )
     )
 
 

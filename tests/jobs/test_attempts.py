@@ -122,7 +122,7 @@ async def test_reaper_keeps_the_attempt_of_a_poisoned_instance(
     )
     async with await Database.open(durable_dsn, "gen_durable", size=1) as database:
         await database.run_in_transaction(
-            lease.reap(timedelta(milliseconds=1), 4 if ends_as == "failed" else 20, "all")
+            lease.reap(timedelta(milliseconds=1), lease.CrashPolicy(4 if ends_as == "failed" else 20, "all"))
         )
     row = await db.fetchrow("select status::text, attempt from gen_durable.gen_durable")
     assert tuple(row) == (ends_as, 4 if ends_as == "runnable" else 3)

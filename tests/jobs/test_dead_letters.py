@@ -366,7 +366,7 @@ async def test_failing_dead_letter_blocks_neither_reaper_nor_failure(durable_dsn
                   lease_expires_at = now() - interval '1 s'"""
     )
     async with await Database.open(durable_dsn, "gen_durable", size=1) as database:
-        reaped = await database.run_in_transaction(leases.reap(timedelta(0), 1, "all"))
+        reaped = await database.run_in_transaction(leases.reap(timedelta(0), leases.CrashPolicy(1, "all")))
     assert reaped.capped == [ref.id for ref in refs]
     assert [_content(letter).id for letter in await db.fetch(LETTERS)] == [refs[1].id]
 

@@ -47,7 +47,7 @@ async def test_mark_started_finds_its_rows_by_id(explainer: Explainer) -> None:
 
 async def test_reaper_reads_only_executing_rows(explainer: Explainer) -> None:
     """lease_expires_at is in no index, so that heartbeats are HOT: the reaper reads all executing rows, 4,000 here."""
-    reaped, (found,) = await explainer.run(lease.reap(timedelta(0), 20, "all"))
+    reaped, (found,) = await explainer.run(lease.reap(timedelta(0), lease.CrashPolicy(20, "all")))
     assert not reaped.ids
     check(found, {"gen_durable_lease"}, blocks=2 * 4000)
     suspects, (found,) = await explainer.run(lease.suspect())
@@ -66,7 +66,7 @@ async def test_reaper_requeues_orphaned_executions(explainer: Explainer) -> None
     suspects, (found, _) = await explainer.run(lease.suspect())
     check(found, {"gen_durable_lease"}, blocks=2 * 4000 + 10 * 300)
     reaped, (joined, found, letters, _, ungated, _) = await explainer.run(
-        lease.reap(timedelta(0), 1, "all", suspects)
+        lease.reap(timedelta(0), lease.CrashPolicy(1, "all"), suspects)
     )
     assert sorted(reaped.ids) == sorted(reaped.capped) == sorted(dead)
     check(joined, {"gen_durable_pkey"}, blocks=40 + 20 * 100)

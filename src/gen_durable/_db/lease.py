@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
+from typing import Any, Self
 
 import msgspec
 
 from .._core.model import Lease
-from ..config import RecordLevel
+from ..config import RecordLevel, Settings
 from . import admission
 from .insert import dead_letter_failed
 from .plan import Plan, Rows, statements
 from .signals import sweep
 
 __all__ = [
+    "CrashPolicy",
     "Expired",
     "Reaped",
     "Suspect",
@@ -31,6 +33,26 @@ __all__ = [
 ]
 
 _SQL = statements("lease.sql")
+
+
+class CrashPolicy(msgspec.Struct, frozen=True):
+    """What a reap does with a crashed execution."""
+
+    limit: int
+    """After this many crashes in one step the instance fails as poison."""
+    level: RecordLevel
+    """Which executions leave a record."""
+    alerts: str | None = None
+    """The sink that gets an event for each instance that fails."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The policy of a worker with these settings."""
+        return cls(settings.crash_limit, settings.executions, settings.alerts or None)
+
+    def values(self) -> dict[str, Any]:
+        """The parameters of the statements."""
+        return {"crash_limit": self.limit, "record": self.level, "alerts": self.alerts}
 
 
 class Reaped(msgspec.Struct, frozen=True, gc=False):
@@ -111,53 +133,36 @@ def suspect() -> Plan[list[Suspect]]:
     return found
 
 
-def reap(
-    lease: timedelta,
-    crash_limit: int,
-    level: RecordLevel,
-    suspects: Collection[Suspect] | None = None,
-    alerts: str | None = None,
-) -> Plan[Reaped]:
+def reap(lease: timedelta, policy: CrashPolicy, suspects: Collection[Suspect] | None = None) -> Plan[Reaped]:
     """Return executions with an expired lease to their queues, one batch per call. Needs a transaction.
 
     Args:
         lease: reap nothing until the server has been up for this long, so that workers could renew.
-        crash_limit: after this many crashes an instance fails as poison.
-        level: which executions leave a record.
+        policy: what to do with the executions.
         suspects: reap only these, and only if their lease has not changed.
-        alerts: the sink that gets an event for each instance that fails.
     """
     rows = yield _SQL["reap"](
         lease=lease,
-        crash_limit=crash_limit,
-        record=level,
         ids=None if suspects is None else [one.id for one in suspects],
         ends=None if suspects is None else [one.ended_at for one in suspects],
-        alerts=alerts,
+        **policy.values(),
     )
     return (yield from _reclaimed(rows))
 
 
-def reap_worker(worker: str, crash_limit: int, level: RecordLevel, alerts: str | None = None) -> Plan[Reaped]:
+def reap_worker(worker: str, policy: CrashPolicy) -> Plan[Reaped]:
     """Reap the executions of a worker whose process has died, and remove the worker. Needs a transaction.
 
     One batch per call.
     """
-    rows = yield _SQL["reap_worker"](worker=worker, crash_limit=crash_limit, record=level, alerts=alerts)
+    rows = yield _SQL["reap_worker"](worker=worker, **policy.values())
     return (yield from _reclaimed(rows))
 
 
-def reap_execution(
-    lease: Lease, step_seq: int, crash_limit: int, level: RecordLevel, alerts: str | None = None
-) -> Plan[Reaped]:
+def reap_execution(lease: Lease, step_seq: int, policy: CrashPolicy) -> Plan[Reaped]:
     """Reap one execution whose process has died, if it still has its lease. Needs a transaction."""
     rows = yield _SQL["reap_execution"](
-        id=lease[0],
-        lease_token=lease[1],
-        step_seq=step_seq,
-        crash_limit=crash_limit,
-        record=level,
-        alerts=alerts,
+        id=lease[0], lease_token=lease[1], step_seq=step_seq, **policy.values()
     )
     return (yield from _reclaimed(rows))
 

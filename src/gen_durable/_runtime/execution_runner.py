@@ -15,7 +15,7 @@ import msgspec
 from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Execution, Lease, Stale
 from .._core.settle import rejoin, release
 from .._db.failures import StatementError
-from .._db.lease import reap_execution
+from .._db.lease import CrashPolicy, reap_execution
 from .._db.pool import Database
 from .._running import running
 from ..telemetry import HandlerMissing, OutcomeStale, ReaperReaped, SchedulerDrain, StepStop
@@ -311,11 +311,9 @@ class ExecutionRunner:
 
     async def _count_crash(self, one: _InFlight, error: ProcessDiedError) -> None:
         """Record a crash of the step's process at once, as the reaper would when the lease expires."""
-        execution, settings = one.execution, self._settings
+        execution = one.execution
         _log.error("step crashed: %s %d, step %s: %s", execution.fsm, execution.id, execution.step, error)
-        plan = reap_execution(
-            one.lease, execution.step_seq, settings.crash_limit, settings.executions, settings.alerts or None
-        )
+        plan = reap_execution(one.lease, execution.step_seq, CrashPolicy.of(self._settings))
         try:
             reaped = await self._database.run_in_transaction(plan)
         except StatementError:

@@ -195,14 +195,8 @@ class Stepper:
         if not ours and not others:
             return
         # No grace period: the server of a test may have started just now.
-        settings = self._settings
-        while (
-            await database.run_in_transaction(
-                leases.reap(
-                    timedelta(0), settings.crash_limit, settings.executions, alerts=settings.alerts or None
-                )
-            )
-        ).ids:
+        policy = leases.CrashPolicy.of(self._settings)
+        while (await database.run_in_transaction(leases.reap(timedelta(0), policy))).ids:
             pass
         await database.run(clock.make_due(ours))
 

@@ -76,7 +76,9 @@ async def test_effect_whose_lease_is_lost_is_rolled_back(durable_dsn: str, db: A
         await happens(machine.is_there)
         await db.execute(_EXPIRE, ref.id)
         async with await Database.open(durable_dsn, "gen_durable") as database:
-            await database.run_in_transaction(leases.reap(timedelta(milliseconds=1), 20, "all"))
+            await database.run_in_transaction(
+                leases.reap(timedelta(milliseconds=1), leases.CrashPolicy(20, "all"))
+            )
         await db.execute("update gen_durable.gen_durable set eligible_at = now() where id = $1", ref.id)
         assert (await worker.wait(ref, timeout=PATIENCE)).result == "attempt 1"
         machine.may_go.set()

@@ -112,7 +112,7 @@ class History:
 
     async def _lose(self, _: int) -> None:
         await self._db.execute(_LOSE)
-        plan = leases.reap(timedelta(milliseconds=1), _CRASH_LIMIT, self._level)
+        plan = leases.reap(timedelta(milliseconds=1), leases.CrashPolicy(_CRASH_LIMIT, self._level))
         self.seen["lost"] += len((await self._database.run_in_transaction(plan)).ids)
 
     async def _signal(self, which: int) -> None:

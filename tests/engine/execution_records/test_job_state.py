@@ -86,7 +86,7 @@ async def test_job_is_pending_again_when_its_first_lease_expires(database: Datab
     await picked(database)
     states.append(await db.fetchval(_STATE, id))
     await db.execute(_EXPIRE)
-    await database.run_in_transaction(leases.reap(timedelta(milliseconds=1), 20, "all"))
+    await database.run_in_transaction(leases.reap(timedelta(milliseconds=1), leases.CrashPolicy(20, "all")))
     states.append(await db.fetchval(_STATE, id))
     await db.execute("update gen_durable.gen_durable set eligible_at = now()")
     (execution,) = await picked(database)

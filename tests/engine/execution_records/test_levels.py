@@ -148,7 +148,7 @@ async def test_recorded_releases_cancels_and_poison_by_level(
     await database.run(commits.commit_plain([entry(second, "next")], recorder))
     await database.run_in_transaction(commits.commit([entry(third, "done", payload="1")], recorder))
     await db.execute(_EXPIRE, fourth.id)
-    await database.run_in_transaction(leases.reap(timedelta(milliseconds=1), 1, level))
+    await database.run_in_transaction(leases.reap(timedelta(milliseconds=1), leases.CrashPolicy(1, level)))
     rows = await db.fetch("select status, outcome from gen_durable.gen_durable_executions order by job_id")
     told = ["shutdown", "cancelled", "cancelled", "poison"]
     assert [tuple(row) for row in rows] == ([] if level == "off" else [("ABORTED", why) for why in told])
@@ -174,7 +174,9 @@ async def test_transition_is_committed_once_at_every_level(
             (id,) = await inserted(database, new())
             (zombie,) = await picked(database)
             await db.execute(_EXPIRE, zombie.id)
-            await database.run_in_transaction(leases.reap(timedelta(milliseconds=1), 20, level))
+            await database.run_in_transaction(
+                leases.reap(timedelta(milliseconds=1), leases.CrashPolicy(20, level))
+            )
             await db.execute("update gen_durable.gen_durable set eligible_at = now()")
             (heir,) = await picked(database)
             for execution, expected in ((zombie, Stale), (heir, Committed), (zombie, Stale), (heir, Stale)):

@@ -93,7 +93,7 @@ async def test_commit_of_a_stale_execution_writes_nothing(
     await inserted(database, new())
     (zombie,) = await picked(database)
     await db.execute("update gen_durable.gen_durable set lease_expires_at = now() - interval '1 s'")
-    await database.run_in_transaction(leases.reap(timedelta(milliseconds=1), 20, "all"))
+    await database.run_in_transaction(leases.reap(timedelta(milliseconds=1), leases.CrashPolicy(20, "all")))
     if successor != "none yet":
         await db.execute("update gen_durable.gen_durable set eligible_at = now()")
         (heir,) = await picked(database)

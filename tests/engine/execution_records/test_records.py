@@ -231,7 +231,7 @@ async def test_reaper_aborts_executions_with_expired_leases(durable_dsn: str, db
         noted = await _until(worker, ref.id, IN_PROGRESS)
         await db.execute(_EXPIRE, ref.id)
         async with await Database.open(durable_dsn, "gen_durable") as database:
-            await database.run_in_transaction(leases.reap(SHORT, 20, "all"))
+            await database.run_in_transaction(leases.reap(SHORT, leases.CrashPolicy(20, "all")))
         (reaped,) = await worker.executions(ref)
         assert (await worker.get(ref)) is not None
         machine.may_go.set()
@@ -251,7 +251,7 @@ async def test_last_allowed_crash_is_recorded_as_poison(database: Database, db: 
         await db.execute("update gen_durable.gen_durable set eligible_at = now()")
         assert len(await picked(database)) == 1
         await db.execute(_EXPIRE, id)
-        await database.run_in_transaction(leases.reap(SHORT, 3, "all"))
+        await database.run_in_transaction(leases.reap(SHORT, leases.CrashPolicy(3, "all")))
     rows = await db.fetch("select * from gen_durable.gen_durable_executions order by attempt")
     assert [(row["status"], row["outcome"], row["attempt"], row["step_attempt"]) for row in rows] == [
         ("ABORTED", "lease", 1, 0),
@@ -274,7 +274,7 @@ async def test_cancelled_execution_is_aborted_whatever_it_returns(
         if ended_by == "the reaper":
             await db.execute(_EXPIRE, ref.id)
             async with await Database.open(durable_dsn, "gen_durable") as database:
-                await database.run_in_transaction(leases.reap(SHORT, 20, "all"))
+                await database.run_in_transaction(leases.reap(SHORT, leases.CrashPolicy(20, "all")))
         machine.may_go.set()
         instance = await worker.wait(ref, timeout=PATIENCE)
         (record,) = await worker.executions(ref)

@@ -129,7 +129,7 @@ async def test_reaper_waits_one_lease_after_an_outage(
     sql.abandon(ref.id)
     async with await Database.open(direct_dsn, "gen_durable", size=1) as database:
         # As if the server had started less than one lease ago.
-        plan = leases.reap(timedelta(days=3650), 20, "all")
+        plan = leases.reap(timedelta(days=3650), leases.CrashPolicy(20, "all"))
         assert (await database.run_in_transaction(plan)).ids == []
     settings = msgspec.structs.replace(BRISK, lease=timedelta(milliseconds=600))
     worker = Worker([Say], dsn=durable_dsn, settings=settings)
@@ -158,7 +158,9 @@ async def test_expired_lease_can_be_renewed_before_the_reaper_takes_it(
         suspects = await database.run(leases.suspect())
         # Renewed, but already expired again.
         sql("update gen_durable.gen_durable set lease_expires_at = lease_expires_at + interval '1 ms'")
-        reaped = await database.run_in_transaction(leases.reap(timedelta(0), 20, "all", suspects))
+        reaped = await database.run_in_transaction(
+            leases.reap(timedelta(0), leases.CrashPolicy(20, "all"), suspects)
+        )
     assert ([one.id for one in suspects], reaped.ids) == ([ref.id], [])
 
 

@@ -111,13 +111,7 @@ class Reaper(Service):
     async def _reap_batch(self, suspects: list[leases.Suspect]) -> None:
         settings = self._settings
         reaped = await self._database.run_in_transaction(
-            leases.reap(
-                settings.lease,
-                settings.crash_limit,
-                settings.executions,
-                suspects,
-                settings.alerts or None,
-            ),
+            leases.reap(settings.lease, leases.CrashPolicy.of(settings), suspects),
             lock_timeout=_LOCK_TIMEOUT,
         )
         if reaped.ids:

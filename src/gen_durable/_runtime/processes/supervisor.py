@@ -196,13 +196,10 @@ class Supervisor:
     async def _reap(self, worker: str, delay: float) -> None:
         """Take back the leases of a dead child without waiting for them to expire."""
         await asyncio.sleep(delay)
-        settings = self._settings
+        policy = leases.CrashPolicy.of(self._settings)
         try:
             while True:
-                plan = leases.reap_worker(
-                    worker, settings.crash_limit, settings.executions, settings.alerts or None
-                )
-                reaped = await self._database.run_in_transaction(plan)
+                reaped = await self._database.run_in_transaction(leases.reap_worker(worker, policy))
                 if not reaped.ids:
                     return
                 _log.warning("leases of a crashed worker reaped: worker %s, ids %s", worker, reaped.ids[:20])
