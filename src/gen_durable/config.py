@@ -187,7 +187,7 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
     executions: RecordLevel = "all"
     """Which executions are recorded: `all`, `failures` (aborted or stopped) or `off`."""
     audit: AuditLevel | None = None
-    """Audit level that a worker writes to the database at start; `None` keeps the current level."""
+    """Audit level that a worker writes to the database at start. If it is not set, the current level stays."""
     alerts: str = ""
     """Sink that receives an event for each instance that fails; empty disables alerts."""
     pooler: Pooler = "none"

@@ -671,8 +671,10 @@ class SchemaVersionError(DatabaseError):
         self.oldest_code = oldest_code
 
     def __str__(self) -> str:
+        is_default = self.schema == "gen_durable"
+        migrate = "gen-durable db migrate" + ("" if is_default else f" --schema {self.schema}")
         if self.found is None:
-            return f"schema '{self.schema}' has no tables of gen_durable; run `gen-durable db migrate`"
+            return f"schema '{self.schema}' has no tables of gen_durable; run `{migrate}`"
         if self.found > self.wanted:
             return (
                 f"schema '{self.schema}' is at version {self.found}, which needs code of version "
@@ -681,7 +683,7 @@ class SchemaVersionError(DatabaseError):
             )
         return (
             f"schema '{self.schema}' is at version {self.found}, but this gen_durable needs {self.wanted}; "
-            "run `gen-durable db migrate`"
+            f"run `{migrate}`"
         )
 
 

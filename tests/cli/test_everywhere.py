@@ -50,7 +50,8 @@ def test_commands_do_not_create_tables(gd: Gd, command: list[str]) -> None:
     message = refused(gd(*command, "--schema", schema))
     where, _, said = message.partition(": ")
     assert where.startswith("postgresql://")
-    assert said == f"schema '{schema}' has no tables of gen_durable; run `gen-durable db migrate`"
+    advice = f"gen-durable db migrate --schema {schema}"
+    assert said == f"schema '{schema}' has no tables of gen_durable; run `{advice}`"
 
 
 @every_command

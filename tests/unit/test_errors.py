@@ -178,11 +178,11 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
     ),
     (
         errors.SchemaVersionError("shop", None, 3),
-        "schema 'shop' has no tables of gen_durable; run `gen-durable db migrate`",
+        "schema 'shop' has no tables of gen_durable; run `gen-durable db migrate --schema shop`",
     ),
     (
         errors.SchemaVersionError("shop", 2, 3),
-        "schema 'shop' is at version 2, but this gen_durable needs 3; run `gen-durable db migrate`",
+        "schema 'shop' is at version 2, but this gen_durable needs 3; run `gen-durable db migrate --schema shop`",
     ),
     (
         errors.SchemaVersionError("shop", 5, 3, 4),
