@@ -23,7 +23,7 @@ from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE, holds
 
 REFUSES = "database refuses a statement"
-ACCEPTS = "the database accepts statements again"
+ACCEPTS = "database accepts statements again"
 BREAKS = {
     "a renamed table": (
         "alter table gen_durable.gen_durable rename to elsewhere",

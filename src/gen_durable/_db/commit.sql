@@ -110,7 +110,7 @@ with committed as (
 -- name: commit
 -- Commit any mix of outcomes, and with them: consumed signals, the barrier of the parent, execution records, audit events.
 -- Locks: outcome rows; then parents, ids descending (join_parents); then signals.
--- Later statements of the same transaction run only if an answer needs them: children, fix_barriers, recheck, sweep, ungate.
+-- Later statements of the same transaction run only if a returned row needs them: children, fix_barriers, recheck, sweep, ungate.
 with committed as (
   update gen_durable.gen_durable g
      set status = case when g.cancel_requested_at is not null or o.kind = 'cancel'

@@ -80,8 +80,8 @@ class DatabaseStatus:
         self._on_unreachable = on_unreachable
         # The heartbeat runs in its own thread.
         self._lock = threading.Lock()
-        self._unreachable = _Episode("the database is back")
-        self._refusing = _Episode("the database accepts statements again")
+        self._unreachable = _Episode("database reachable again")
+        self._refusing = _Episode("database accepts statements again")
         self._refusal = ""
 
     def unreachable(self, failing: DatabaseRetry, error: StatementError) -> None:
