@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 from gen_durable import __version__
 from gen_durable.cli.root import root
@@ -90,3 +91,20 @@ def test_the_package_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "gen_durable", "--version"]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ran.stdout == f"gen-durable, version {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "offered"),
+    [
+        (["queues"], "", {"ls", "pause", "resume", "set"}),
+        (["queues"], "p", {"pause"}),
+        (["queues"], "--j", {"--json"}),
+        (["queues", "--json"], "--ds", {"--dsn"}),
+        (["db"], "m", {"migrate"}),
+    ],
+)
+def test_shell_completion_offers_commands_and_options(
+    words: list[str], incomplete: str, offered: set[str]
+) -> None:
+    completion = ShellComplete(root, {}, "gen-durable", "_GEN_DURABLE_COMPLETE")
+    assert {item.value for item in completion.get_completions(words, incomplete)} == offered

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from .._checks import checked_name
 from ..outcome import reason_text
@@ -19,8 +20,20 @@ class ListGroup(click.Group):
     """A group that runs its command `ls` when it is called without a command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        is_bare = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
+        # Shell completion parses without arguments, too, and offers the commands then.
+        is_bare = (
+            args[0].startswith("-") and args[0] not in ctx.help_option_names
+            if args
+            else not ctx.resilient_parsing
+        )
         return super().parse_args(ctx, ["ls", *args] if is_bare else args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the commands, or the options of `ls`."""
+        if not incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        command = self.commands["ls"]
+        return command.shell_complete(click.Context(command, parent=ctx, info_name="ls"), incomplete)
 
 
 def action_options(command: Callable[..., Any]) -> Callable[..., Any]:
