@@ -145,5 +145,7 @@ def test_newer_compatible_schema(gd: Gd, sql: psycopg.Connection[Any]) -> None:
     assert gd("ls").exit_code == 0
     sql.execute("update gen_durable.migrations set oldest_code = version where version = %s", [LATEST + 1])
     assert gd("db", "status").exit_code == 1
-    assert gd("db", "migrate").exit_code == 2
-    assert "upgrade the package" in gd("ls").stderr
+    for newer in (["db", "migrate"], ["db", "down", "--yes"], ["ls"]):
+        result = gd(*newer)
+        assert result.exit_code == 2
+        assert "upgrade the package" in result.stderr

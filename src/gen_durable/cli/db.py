@@ -54,7 +54,7 @@ def migrate(to: int, dsn: str | None, settings_file: Path | None, **given: Any) 
     """Install or upgrade the tables. Safe to repeat."""
     settings = load_settings(settings_file, given)
     found = asyncio.run(schema_status(dsn, settings.schema, settings.pooler))
-    if (found.version or 0) > to and not (to == LATEST and found.is_usable):
+    if to < (found.version or 0) <= LATEST:
         raise Failure(f"{_described(found)}. To downgrade: gen-durable db down --to {to}")
     click.echo(_described(asyncio.run(migrate_schema(dsn, settings.schema, to, settings.pooler))))
 
