@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import asyncpg
@@ -135,15 +135,16 @@ async def test_server_connections_are_left_clean(
         # On a thread: a blocked loop could not release the server connections that it holds.
         assert await asyncio.to_thread(wait) == 12
     seen: dict[int, Any] = {}
-    with psycopg.connect(
-        durable_dsn, autocommit=True, row_factory=dict_row, prepare_threshold=None
-    ) as through:
-        for _ in range(25):  # round robin
+    with ExitStack() as stack:
+        for _ in range(4):  # open transactions, so that each has a server connection of its own
+            through = stack.enter_context(
+                psycopg.connect(durable_dsn, row_factory=dict_row, prepare_threshold=None)
+            )
             row: Any = through.execute(
                 f"select pg_backend_pid() as pid, (select count(*) from pg_prepared_statements) as prepared, {look}"
             ).fetchone()
             seen[row.pop("pid")] = row
-    assert len(seen) > 1
+    assert len(seen) == 4
     for row in seen.values():
         assert row == {"prepared": 0, **(untouched or {})}
 
