@@ -22,6 +22,8 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from gen_durable import AsyncClient, Settings, migrate, migrate_async
 from gen_durable._db.migrate import LATEST, up
 from gen_durable.errors import SettingsError, UsageError
+from gen_durable.testing._databases import Databases
+from tests.upgrades.next_version import finish_copies
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "deploying.md"
 COUNT = "select count(*) from pg_class where relnamespace = to_regnamespace('elsewhere')"
@@ -96,13 +98,14 @@ async def test_migrate_is_part_of_the_callers_transaction(durable_dsn: str, db: 
 
 @pytest.mark.parametrize("kind", ["asyncpg", "psycopg", "psycopg async"])
 async def test_migrate_outside_a_transaction_is_its_own(
-    durable_dsn: str, db: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+    durable_dsn: str, durable_databases: Databases, db: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncExitStack() as stack:
         conn = await opened(kind, durable_dsn, stack)
         if kind != "asyncpg":
             await done(conn.set_autocommit(True))
         await done(conn.execute("set search_path = mine, public"))
+        finish_copies(durable_databases)
         with monkeypatch.context() as patched:
             patched.setattr("gen_durable._db.migrate.up", lambda version: f"{up(version)}; select 1 / 0")
             with pytest.raises(Exception, match="division by zero"):

@@ -48,13 +48,21 @@ def as_next_version(directory: Path, databases: Databases) -> Generator[None]:
     """Make the code of this process that of the next version, for the length of a `with` block."""
     shutil.copytree(ROOT / "src/gen_durable/_db/migrations", directory / "migrations")
     _add_increment(directory / "migrations")
-    for ready in databases._ready.values():
-        ready.result()  # the test kit migrates the database of the next test in another thread: not with this version
+    finish_copies(databases)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(migrate, "_DIRECTORY", directory / "migrations")
         patched.setattr(migrate, "_INCREMENTS", migrate._increments())
         patched.setattr(migrate, "LATEST", NEXT)
         yield
+
+
+def finish_copies(databases: Databases) -> None:
+    """Wait until the test kit has migrated the databases of the next tests, which it does in another thread.
+
+    Call this before patching the migrations: otherwise the next test can get a database with the patched ones.
+    """
+    for ready in databases._ready.values():
+        ready.result()
 
 
 def _add_increment(migrations: Path) -> None:
