@@ -32,6 +32,7 @@ from ..errors import UsageError
 from ..events import CloudEvent, Rejected, Sink, SinkUnavailable
 from ..outcome import reason_text
 from ..telemetry import OutboxDead, OutboxFailed, OutboxPublished, Telemetry
+from . import shutdown_timeouts
 from .database_status import DatabaseStatus
 from .service import Service
 from .threads import Threads
@@ -56,8 +57,6 @@ _LONGEST_PAUSE: Final = 60.0
 _LONGEST_PAUSE_AFTER_ERRORS: Final = 5.0
 # Seconds: a receiver that asks for more is asked again all the same.
 _LONGEST_RETRY_AFTER: Final = 3600.0
-# Seconds that a sink has to close its connections.
-_CLOSE_TIMEOUT: Final = 2.0
 
 
 class Dispatcher(Service):
@@ -139,7 +138,7 @@ class Dispatcher(Service):
         if close is None:
             return
         try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT):
+            async with asyncio.timeout(shutdown_timeouts.SINKS):
                 await close()
         except Exception as error:  # noqa: BLE001 - the user's sink
             _log.warning("sink not closed: '%s': %s", self._label, reason_text(error))

@@ -13,6 +13,7 @@ __all__ = [
     "KILLED_PROCESSES",
     "LAST_STATEMENTS",
     "ORPHANED_WORKER",
+    "SINKS",
     "SUPERVISED_WORKER",
 ]
 
@@ -24,6 +25,8 @@ CANCELLED_TASKS: Final = 1.0
 """For tasks that ignored their first cancellation to handle the second one, before the event loop closes."""
 KILLED_PROCESSES: Final = 2.0
 """For killed processes of the process pool to exit."""
+SINKS: Final = 2.0
+"""For a sink to close its connections."""
 SUPERVISED_WORKER: Final = 15.0
 """For a supervised worker to exit, beyond its drain_timeout, before the supervisor kills it."""
 ORPHANED_WORKER: Final = 10.0
