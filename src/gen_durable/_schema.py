@@ -121,10 +121,16 @@ def server_dsn(dsn: str | None) -> str:
 
 
 async def migrate_schema(
-    dsn: str | None, schema: str, to: int | None = None, pooler: Pooler = "none"
+    dsn: str | None,
+    schema: str,
+    to: int | None = None,
+    pooler: Pooler = "none",
+    *,
+    reason: str | None = None,
+    actor: str | None = None,
 ) -> Schema:
     """Migrate to a version (`None`: the latest), up or down; 0 drops everything."""
-    return await _run(dsn, schema, migrations.migrate(schema, to), pooler)
+    return await _run(dsn, schema, migrations.migrate(schema, to, reason=reason, actor=actor), pooler)
 
 
 async def drop_schema(dsn: str | None, schema: str) -> None:

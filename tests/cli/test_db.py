@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from gen_durable._db.migrate import LATEST
 from gen_durable.cli.root import root
-from tests.cli.conftest import Gd
+from tests.cli.conftest import Gd, parsed
 
 Run = Callable[..., Result]
 
@@ -42,6 +42,18 @@ def test_migrate_status_and_down(run: Run, schema: str) -> None:
     assert output(run("status")) == latest
     assert output(run("down", "--yes")) == (0, nothing[1])
     assert output(run("status")) == nothing
+
+
+@pytest.mark.clause("AUD-14")
+def test_migrate_records_its_reason(run: Run, schema: str) -> None:
+    assert run("migrate", "--reason", "release 7", "--actor", "ada").exit_code == 0
+    assert run("migrate", "--reason", "again").exit_code == 0, "changes nothing, so it records nothing"
+    read = CliRunner().invoke(root, ["audit", "--json", "--schema", schema])
+    (event,) = parsed(read)
+    assert (event["subject"], event["event"]) == ("schema", "migrated")
+    assert (event["reason"], event["actor"]) == ("release 7", "ada")
+    assert event["data"] == {"version": LATEST, "before": 0}
+    assert run("down", "--yes", "--reason", "no longer used").exit_code == 0
 
 
 def test_down_needs_confirmation(run: Run, schema: str) -> None:

@@ -103,11 +103,14 @@ def prepare(schema: str, *, upgrade: bool) -> Plan[None]:
         )
 
 
-def migrate(schema: str, to: int | None = None) -> Plan[Schema]:
+def migrate(
+    schema: str, to: int | None = None, *, reason: str | None = None, actor: str | None = None
+) -> Plan[Schema]:
     """Migrate a schema to a version (`None`: the latest), up or down; 0 drops everything. Needs a transaction.
 
     Processes may call it concurrently: one migrates, the others wait for its lock. A newer schema that this library
-    works with is not changed if the latest version is requested: only newer code can revert it.
+    works with is not changed if the latest version is requested: only newer code can revert it. A migration with a
+    reason or an actor is recorded in the audit log.
     """
     to = _check(LATEST if to is None else to)
     yield _SQL["lock"](schema=schema)
@@ -141,6 +144,8 @@ def migrate(schema: str, to: int | None = None) -> Plan[Schema]:
         yield _SQL["forget"](version=version)
     if to == 0:
         yield Script(in_schema("drop table gen_durable.migrations", schema))
+    elif reason or actor:
+        yield _SQL["audit"](version=to, before=current, reason=reason, actor=actor)
     return Schema(schema, to or None, LATEST, max(map(oldest_code, range(1, to + 1)), default=None))
 
 

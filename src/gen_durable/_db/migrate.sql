@@ -38,3 +38,8 @@ insert into gen_durable.migrations (version, oldest_code) values (:version::int,
 -- name: forget
 -- Remove the record of a reverted increment.
 delete from gen_durable.migrations where version = :version::int
+
+-- name: audit
+-- Record a migration in the audit log.
+select gen_durable.audit_action('schema', 'migrated', :reason::text, :actor::text,
+                                jsonb_build_object('version', :version::int, 'before', :before::int))

@@ -12,6 +12,7 @@ from .._db.dsn import DsnError, without_password
 from .._db.migrate import script
 from .._schema import LATEST, Schema, migrate_schema, schema_status, server_dsn
 from .failure import Failure
+from .groups import action_options
 from .options import dsn_option, load_settings, settings_options
 
 __all__ = ["db"]
@@ -48,15 +49,24 @@ def status(dsn: str | None, settings_file: Path | None, **given: Any) -> None:
     show_default="the latest",
     help="Target version.",
 )
+@action_options
 @dsn_option
 @schema_options
-def migrate(to: int, dsn: str | None, settings_file: Path | None, **given: Any) -> None:
+def migrate(
+    to: int,
+    dsn: str | None,
+    settings_file: Path | None,
+    reason: str | None,
+    actor: str | None,
+    **given: Any,
+) -> None:
     """Install or upgrade the tables. Safe to repeat."""
     settings = load_settings(settings_file, given)
     found = asyncio.run(schema_status(dsn, settings.schema, settings.pooler))
     if to < (found.version or 0) <= LATEST:
         raise Failure(f"{_described(found)}. To downgrade: gen-durable db down --to {to}")
-    click.echo(_described(asyncio.run(migrate_schema(dsn, settings.schema, to, settings.pooler))))
+    migration = migrate_schema(dsn, settings.schema, to, settings.pooler, reason=reason, actor=actor)
+    click.echo(_described(asyncio.run(migration)))
 
 
 @db.command()
@@ -69,10 +79,21 @@ def migrate(to: int, dsn: str | None, settings_file: Path | None, **given: Any) 
     help="Target version.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@action_options
 @dsn_option
 @schema_options
-def down(to: int, yes: bool, dsn: str | None, settings_file: Path | None, **given: Any) -> None:
+def down(
+    to: int,
+    yes: bool,
+    dsn: str | None,
+    settings_file: Path | None,
+    reason: str | None,
+    actor: str | None,
+    **given: Any,
+) -> None:
     """Downgrade or drop the tables, with their data.
+
+    Version 0 drops the audit log as well, so the reason is kept only for other versions.
 
     Exit code 1: the confirmation was declined.
     """
@@ -84,7 +105,8 @@ def down(to: int, yes: bool, dsn: str | None, settings_file: Path | None, **give
     if not yes and not _agrees(settings.schema):
         click.echo("nothing was changed", err=True)
         raise SystemExit(1)
-    click.echo(_described(asyncio.run(migrate_schema(dsn, settings.schema, to, settings.pooler))))
+    migration = migrate_schema(dsn, settings.schema, to, settings.pooler, reason=reason, actor=actor)
+    click.echo(_described(asyncio.run(migration)))
 
 
 @db.command()

@@ -17,7 +17,7 @@ insert into gen_durable.settings default values;
 create table gen_durable.audit_events (
   id          bigint generated always as identity primary key,
   instance_id bigint,
-  subject     text,                                       -- instead of an instance: queue:NAME, limit:NAME, schedule:NAME, audit
+  subject     text,                                       -- instead of an instance: queue:NAME, limit:NAME, schedule:NAME, schema, audit
   event       text not null,
   actor       text,                                       -- as given by the caller
   login       text default session_user,                  -- the role that opened the session; a caller cannot choose it
