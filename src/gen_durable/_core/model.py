@@ -1,7 +1,7 @@
 """The data that passes between the layers.
 
 insert  NewInstance → row          pick  row → Execution          settle  Execution + Outcome → CommitEntry
-commit  CommitEntry → Committed | Stale
+commit  CommitEntry → Committed | Stale | EffectFailed
 """
 
 from __future__ import annotations
