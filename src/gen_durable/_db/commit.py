@@ -47,6 +47,8 @@ __all__ = [
 _SQL = statements("commit.sql")
 # How many executions one call of finish_abandoned reads; the same number is in commit.sql.
 _PAGE: Final = 500
+# Between JSON texts; JSON escapes control characters in strings and has none elsewhere but whitespace.
+_SEPARATOR: Final = "\x1e"
 
 
 class Recorder(msgspec.Struct, frozen=True, gc=False):
@@ -358,17 +360,48 @@ def _plain_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
             "event_subjects": [event.subject for _, _, event in rows],
             "event_datas": [event.data for _, _, event in rows],
         }
+    profiles: dict[tuple[Any, ...], int] = {}
+    numbers = [profiles.setdefault(_profile(entry, recorder), len(profiles) + 1) for entry in entries]
+    # Lists: psycopg sends tuples as composite values.
+    kinds, steps, errors, delays, from_steps, attempts, leased_ats, finishes_later, causes = (
+        map(list, zip(*profiles, strict=True)) if profiles else [[]] * 9
+    )
     return _SQL["commit_with_events" if rows else "commit_plain"](
         **events,
-        ids=[entry.execution.id for entry in entries],
-        lease_tokens=[entry.execution.lease_token for entry in entries],
-        step_seqs=[entry.execution.step_seq for entry in entries],
-        kinds=[entry.kind for entry in entries],
-        steps=[entry.step for entry in entries],
-        payloads=[entry.payload for entry in entries],
-        errors=[entry.error for entry in entries],
-        delays=[entry.delay for entry in entries],
-        **_record(entries, recorder),
+        ids=id_array([entry.execution.id for entry in entries]),
+        lease_tokens=id_array([entry.execution.lease_token for entry in entries]),
+        step_seqs=id_array([entry.execution.step_seq for entry in entries]),
+        profiles=id_array(numbers),
+        payloads=_SEPARATOR.join([entry.payload or "" for entry in entries]),
+        kinds=kinds,
+        steps=steps,
+        errors=errors,
+        delays=delays,
+        from_steps=from_steps,
+        attempts=attempts,
+        leased_ats=leased_ats,
+        started_ats=[entry.started_at for entry in entries],
+        finishes_later=finishes_later,
+        causes=causes,
+        worker=recorder.worker,
+        record=recorder.level,
+        grace=recorder.grace,
+    )
+
+
+def _profile(entry: CommitEntry, recorder: Recorder) -> tuple[Any, ...]:
+    """The values of an outcome that many outcomes of a batch have in common."""
+    execution = entry.execution
+    return (
+        entry.kind,
+        entry.step,
+        entry.error,
+        entry.delay,
+        execution.step,
+        execution.attempt,
+        execution.leased_at,
+        bool(recorder.events(entry)),
+        entry.cause,
     )
 
 

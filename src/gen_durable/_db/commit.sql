@@ -32,6 +32,9 @@ select id, lease_token, status::text as status, has_signals, queue, continued_at
 
 -- part: update_plain
 -- The guarded update of commit_plain and commit_with_events, and the execution records.
+-- Many outcomes of a batch differ only in their ids and payloads. The other values are sent once per distinct combination, a
+-- profile; :profiles has the number of the profile of each outcome. Numbers and payloads are sent as text, because drivers encode
+-- arrays slowly. JSON text never contains the separator. OFFSET 0 keeps the planner from evaluating the subscripts once per use.
 with committed as (
   update gen_durable.gen_durable g
      set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
@@ -62,12 +65,16 @@ with committed as (
          finished_at = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop')
                             then statement_timestamp() end,
          updated_at = statement_timestamp()
-    from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :kinds::text[], :steps::text[],
-                :payloads::text[], :errors::text[], :delays::interval[],
-                :from_steps::text[], :attempts::int[], :leased_ats::timestamptz[], :started_ats::timestamptz[],
-                :finishes_later::boolean[], :causes::text[])
-         as o (id, lease_token, step_seq, kind, step, payload, error, delay, from_step, attempt, leased_at, started_at,
-               finishes_later, cause)
+    from (select row.*, (:kinds::text[])[profile] as kind, (:steps::text[])[profile] as step,
+                 (:errors::text[])[profile] as error, (:delays::interval[])[profile] as delay,
+                 (:from_steps::text[])[profile] as from_step, (:attempts::int[])[profile] as attempt,
+                 (:leased_ats::timestamptz[])[profile] as leased_at, (:finishes_later::boolean[])[profile] as finishes_later,
+                 (:causes::text[])[profile] as cause
+            from unnest(:ids::text::bigint[], :lease_tokens::text::bigint[], :step_seqs::text::bigint[],
+                        :profiles::text::int[], string_to_array(:payloads::text, e'\x1e', ''),
+                        :started_ats::timestamptz[])
+                 as row (id, lease_token, step_seq, profile, payload, started_at)
+          offset 0) o
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
   returning g.id, o.lease_token, g.status, g.has_signals, g.queue, g.step_seq, g.execution, g.leased_at as continued_at,
             g.lease_expires_at, g.cancel_requested_at is not null as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at,
