@@ -247,8 +247,8 @@ class CommitEntry(msgspec.Struct, kw_only=True):
     """Written to the outbox in the same transaction."""
     started: float | None = None
     """When the step began, by the monotonic clock of this process. Set by the caller of the executor."""
-    started_at: datetime | None = None
-    """When the step began, by the database's clock."""
+    started_at: float | None = None
+    """When the step began, by the database's clock, in seconds since 1970."""
     is_refused: bool = False
     """Whether this replaces an outcome that the database refused."""
     log_line: tuple[int, str] | None = None

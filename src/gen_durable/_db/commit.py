@@ -380,7 +380,7 @@ def _plain_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
         from_steps=from_steps,
         attempts=attempts,
         leased_ats=leased_ats,
-        started_ats=[entry.started_at for entry in entries],
+        started_ats=_seconds_array(entries),
         finishes_later=finishes_later,
         causes=causes,
         worker=recorder.worker,
@@ -441,8 +441,13 @@ def _record(entries: Sequence[CommitEntry], recorder: Recorder) -> dict[str, Any
         "from_steps": [entry.execution.step for entry in entries],
         "attempts": [entry.execution.attempt for entry in entries],
         "leased_ats": [entry.execution.leased_at for entry in entries],
-        "started_ats": [entry.started_at for entry in entries],
+        "started_ats": _seconds_array(entries),
     }
+
+
+def _seconds_array(entries: Sequence[CommitEntry]) -> str:
+    moments = ["NULL" if entry.started_at is None else repr(entry.started_at) for entry in entries]
+    return "{" + ",".join(moments) + "}"
 
 
 def id_array(ids: Iterable[int]) -> str:

@@ -4,6 +4,8 @@
 -- that is sent twice (the answer to a COMMIT was lost) would be applied twice. A row that is not returned was stale. All other
 -- CTEs read only the rows that the guarded update returned, so nothing is written for a stale outcome.
 -- A requested cancel overrides every outcome that is not committed yet.
+-- The worker converts started_at from its own clock, so it may be off by a round trip. It is stored as at least the moment of the
+-- lease and at most the moment of the commit.
 
 -- name: commit_plain
 -- Commit next, retry, done, stop and continue of rows without parent, concurrency key or awaited signals: the hot path. One
@@ -72,13 +74,14 @@ with committed as (
                  (:causes::text[])[profile] as cause
             from unnest(:ids::text::bigint[], :lease_tokens::text::bigint[], :step_seqs::text::bigint[],
                         :profiles::text::int[], string_to_array(:payloads::text, e'\x1e', ''),
-                        :started_ats::timestamptz[])
+                        :started_ats::text::double precision[])
                  as row (id, lease_token, step_seq, profile, payload, started_at)
           offset 0) o
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
   returning g.id, o.lease_token, g.status, g.has_signals, g.queue, g.step_seq, g.execution, g.leased_at as continued_at,
             g.lease_expires_at, g.cancel_requested_at is not null as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at,
-            case when o.started_at is not null then least(o.started_at, statement_timestamp()) end as started_at,
+            case when o.started_at is not null
+                 then greatest(least(to_timestamp(o.started_at), statement_timestamp()), o.leased_at) end as started_at,
             o.error, o.finishes_later, g.step, g.cancelled_by, g.cancel_reason, o.cause
 ), recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
@@ -183,7 +186,7 @@ with committed as (
                 :payloads::text[], :errors::text[], :failures::text[], :delays::interval[], :awaits::text[], :presented::text[],
                 :timeouts::interval[], :deadlines::timestamptz[], :children::int[], :switches_keys::boolean[],
                 :concurrency_keys::text[], :consumed::text[], :from_steps::text[], :attempts::int[],
-                :leased_ats::timestamptz[], :started_ats::timestamptz[], :finishes_later::boolean[],
+                :leased_ats::timestamptz[], :started_ats::text::double precision[], :finishes_later::boolean[],
                 :rate_limits::text[], :weights::int[], :causes::text[])
          as o (id, lease_token, step_seq, kind, step, payload, error, failure, delay, awaits, presented, timeout, deadline, children,
                switches_key, concurrency_key, consumed, from_step, attempt, leased_at, started_at, finishes_later,
@@ -192,7 +195,8 @@ with committed as (
   returning g.id, o.lease_token, g.status, g.step_seq, g.has_signals, g.queue, g.parent_id, g.parent_round,
             g.status in ('done', 'failed', 'cancelled') as has_ended, g.execution, g.leased_at as continued_at, g.lease_expires_at,
             g.cancel_requested_at is not null or o.kind = 'cancel' as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at,
-            case when o.started_at is not null then least(o.started_at, statement_timestamp()) end as started_at,
+            case when o.started_at is not null
+                 then greatest(least(to_timestamp(o.started_at), statement_timestamp()), o.leased_at) end as started_at,
             o.error, o.finishes_later, g.step, g.cancelled_by, g.cancel_reason, o.cause,
             case when g.cancel_requested_at is null and o.kind in ('continue', 'next', 'schedule_children')
                  then o.consumed::bigint[] end as consumed

@@ -25,9 +25,14 @@ class DatabaseClock:
         least, most = seconds - answered, seconds - sent
         self._offset = least if self._offset is None else min(max(self._offset, least), most)
 
+    def seconds_at(self, monotonic: float) -> float | None:
+        """Convert a monotonic time to seconds since 1970; `None` before the first `observe`."""
+        return None if self._offset is None else monotonic + self._offset
+
     def at(self, monotonic: float, not_before: datetime | None = None) -> datetime | None:
         """Convert a monotonic time, to `not_before` at the earliest; `None` before the first `observe`."""
-        if self._offset is None:
+        seconds = self.seconds_at(monotonic)
+        if seconds is None:
             return None
-        found = datetime.fromtimestamp(monotonic + self._offset, UTC)
+        found = datetime.fromtimestamp(seconds, UTC)
         return found if not_before is None else max(found, not_before)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -163,7 +163,7 @@ class ExecutionRunner:
         for execution in executions:
             one = self._in_flight.get(execution.lease)
             entry = release(execution)
-            entry.started_at = None if one is None else self._started_at(execution, one.started)
+            entry.started_at = None if one is None else self._started_at(one.started)
             tasks.append(asyncio.get_running_loop().create_task(self._flusher.commit(entry)))
         if not tasks:
             return 0
@@ -257,7 +257,8 @@ class ExecutionRunner:
             self.capacity.release()
             return release(execution)
         one.started = started = started or time.monotonic()
-        self._heartbeat.step_begins(lease, execution.step_seq, started, self._started_at(execution, started))
+        started_at = self._context.clock.at(started, execution.leased_at)
+        self._heartbeat.step_begins(lease, execution.step_seq, started, started_at)
         try:
             entry = await step
         except asyncio.CancelledError:
@@ -298,16 +299,16 @@ class ExecutionRunner:
             or not self._has_same_lease(execution, entry)
         ):
             entry.kind = "next"
-        entry.started_at = self._started_at(execution, entry.started)
+        entry.started_at = self._started_at(entry.started)
         return await self._flusher.commit(entry)
 
     def _has_same_lease(self, execution: Execution, entry: CommitEntry) -> bool:
         fsm, version, leases = execution.fsm, execution.version, self._context.leases
         return leases.of(fsm, version, entry.step) == leases.of(fsm, version, execution.step)
 
-    def _started_at(self, execution: Execution, started: float | None) -> datetime | None:
+    def _started_at(self, started: float | None) -> float | None:
         """Convert the start of a step to the database's clock."""
-        return None if started is None else self._context.clock.at(started, execution.leased_at)
+        return None if started is None else self._context.clock.seconds_at(started)
 
     async def _count_crash(self, one: _InFlight, error: ProcessDiedError) -> None:
         """Record a crash of the step's process at once, as the reaper would when the lease expires."""

@@ -284,7 +284,7 @@ class Stepper:
 
     async def _commit_begun(self, database: Plans, started: float, entry: CommitEntry) -> CommitResult:
         """Commit the outcome of a step that began at `started`. An outcome that the database refuses fails."""
-        entry.started, entry.started_at = started, self._clock.at(started, entry.execution.leased_at)
+        entry.started, entry.started_at = started, self._clock.seconds_at(started)
         try:
             return await self._commit(database, entry)
         except StatementError as error:
