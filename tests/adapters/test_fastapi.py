@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI, WebSocket
 from starlette.applications import Starlette
@@ -23,21 +22,9 @@ from gen_durable.contrib.starlette import get_client
 from gen_durable.errors import NotConnectedError, UsageError
 from gen_durable.sinks import bound_secret, sign
 from tests.clients.machines import Number
+from tests.support.asgi import served
 
 SECRET = "0123456789abcdef0123456789abcdef"
-
-
-@asynccontextmanager
-async def served(app: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """Send requests to a started application, with the state of its lifespan."""
-    async with app.router.lifespan_context(app) as state:
-
-        async def handle(scope: Any, receive: Any, send: Any) -> None:
-            await app({**scope, "state": dict(state or {})}, receive, send)
-
-        transport = httpx.ASGITransport(app=handle)
-        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as requests:
-            yield requests
 
 
 @pytest.mark.clause("ADAPT-11", "ADAPT-12")

@@ -19,3 +19,9 @@ def test_durable_data_is_never_pickled() -> None:
     for path in python_files():
         roots = {name.partition(".")[0] for name in imports_of(path)}
         assert not roots & {"cloudpickle", "dill", "marshal", "pickle", "shelve"}, name_of(path)
+
+
+def test_test_modules_are_not_imported() -> None:
+    """Helpers of several modules are in `tests/support` or in a module of their folder."""
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        assert not [name for name in imports_of(path) if ".test_" in name], name_of(path)

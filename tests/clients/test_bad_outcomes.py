@@ -10,7 +10,6 @@ from gen_durable import (
     Await,
     Context,
     Done,
-    Instance,
     Machine,
     Next,
     Outcome,
@@ -18,11 +17,11 @@ from gen_durable import (
     ScheduleChildren,
     Settings,
     Spec,
-    Status,
     Stop,
     Worker,
     step,
 )
+from tests.clients.assertions import assert_failed
 from tests.clients.machines import Number
 
 LONG = timedelta(seconds=30)
@@ -194,15 +193,6 @@ HANDLERS = {
     "nan": "EncodeError: the result of Handler {id} cannot be stored as Any: it contains NaN",
     "none": "OutcomeError: step 'handle of only' of machine 'Handler' returned None, not an outcome",
 }
-
-
-def assert_failed(instance: Instance[Any, Any], state: object, said: str) -> None:
-    assert instance.status is Status.FAILED, instance
-    assert said.replace("{id}", str(instance.id)) in (instance.last_error or ""), instance.last_error
-    # Earlier transitions are kept, and the end counts as one transition.
-    assert (instance.state, instance.step_seq, instance.attempt) == (state, 1, 0)
-    assert instance.finished_at is not None
-    assert instance.locked_by is None
 
 
 async def test_bad_outcomes_fail_only_their_instance(durable_dsn: str) -> None:

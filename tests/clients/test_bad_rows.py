@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from gen_durable import Await, Context, Done, Machine, Next, Outcome, Signal, Spec, Status, Worker, step
+from tests.clients.assertions import assert_failed
 from tests.clients.machines import Order
-from tests.clients.test_bad_outcomes import assert_failed
 
 LONG = timedelta(seconds=30)
 

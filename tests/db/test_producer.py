@@ -15,7 +15,7 @@ from gen_durable._db.insert import register
 from gen_durable._db.pool import Database
 from gen_durable._schema import migrate_schema
 from gen_durable.outcome import reason_text
-from tests.db.test_sql_insert import machine
+from tests.db.definitions import machine
 
 # One call of each function, in an order in which each has an effect. Ids are those of a fresh database.
 CALLS = [

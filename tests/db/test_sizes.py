@@ -16,9 +16,8 @@ from gen_durable._runtime import database_status
 from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.flusher import Flusher
 from gen_durable._runtime.wake import Wakes
-from tests.db.test_statement_counts import BEGIN, COMMIT
 from tests.support.engine_plans import RECORDER, entry, flushed, inserted, new, picked
-from tests.support.wire_proxy import Wire
+from tests.support.wire_proxy import BEGIN, COMMIT, Wire
 
 # Four rows with a text of this length are one chunk, five are two.
 TEXT = '"' + "x" * 498 + '"'

@@ -10,23 +10,10 @@ import pytest
 
 from gen_durable._db.insert import register
 from gen_durable._db.pool import Database
-from gen_durable.definition import MachineDef, StepDef
+from tests.db.definitions import machine
 
 LIVE = ["runnable", "executing", "awaiting_signal", "awaiting_children"]
 TERMINAL = ["done", "failed", "cancelled"]
-
-
-def machine(version: int, initial: str, queue: str) -> MachineDef:
-    steps = {initial: StepDef(name=initial, function=print, is_async=False)}
-    return MachineDef(
-        name="Checkout",
-        version=version,
-        queue=queue,
-        steps=steps,
-        initial=initial,
-        state_type=dict,
-        result_type=dict,
-    )
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from gen_durable._db.insert import register
 from gen_durable._db.pool import Database
 from tests.db.conftest import refused
-from tests.db.test_sql_insert import machine
+from tests.db.definitions import machine
 
 
 @pytest.fixture

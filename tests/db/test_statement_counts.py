@@ -22,12 +22,7 @@ from gen_durable.telemetry import Telemetry
 from tests.clients.machines import Checkout, Order
 from tests.db.raw import fetch
 from tests.support.engine_plans import LEASE, entry, flushed, inserted, new, picked
-from tests.support.wire_proxy import Wire
-
-BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
-COMMIT = "COMMIT"
-# asyncpg queries these types once per connection, with three statements.
-ARRAYS = "select $1::bigint[], $2::int[], $3::interval[], $4::timestamptz[], $5::bytea[], $6::boolean[], $7::text[]"
+from tests.support.wire_proxy import ARRAYS, BEGIN, COMMIT, Wire
 
 
 @pytest.fixture

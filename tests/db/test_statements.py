@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from importlib import resources
 from typing import Any
 
 import pytest
 
 from gen_durable._db import migrate
-from gen_durable._db.plan import Script, Statement, in_schema, statements
+from gen_durable._db.plan import Script, in_schema
 from gen_durable._schema import migrate_schema
+from tests.db.statement_files import all_statements
 
 SCHEMAS = ["gen_durable", "my_app_1", "order"]
-
-
-def all_statements() -> Iterator[tuple[str, Statement]]:
-    for file in sorted(resources.files("gen_durable._db").iterdir(), key=lambda path: path.name):
-        if file.name.endswith(".sql"):
-            for statement in statements(file.name).values():
-                yield file.name, statement
 
 
 def test_statements_are_found() -> None:

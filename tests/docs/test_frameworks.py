@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.adapters import site
-from tests.adapters.test_fastapi import served
+from tests.support.asgi import served
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "frameworks.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r'^```(\w+)(?: title="(.*?)")?\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)

@@ -23,10 +23,9 @@ from gen_durable._db.failures import StatementError
 from gen_durable._db.plan import Call, Rows, Script, Statement, only
 from gen_durable._db.runner import drive
 from gen_durable.errors import NoTargetError
-from tests.db.test_statement_counts import ARRAYS
 from tests.hijack.traps import caught
 from tests.pooler.machines import Chain
-from tests.support.wire_proxy import Wire
+from tests.support.wire_proxy import ARRAYS, Wire
 
 KINDS = ["asyncpg", "asyncpg in a transaction", "psycopg", "psycopg autocommit", "psycopg in a pipeline"]
 KINDS += ["psycopg async", "session", "async session over asyncpg", "async session over psycopg"]

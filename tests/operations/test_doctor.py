@@ -16,9 +16,9 @@ from gen_durable import AsyncClient, Finding, RateLimit, Schedule, Spec, Worker
 from gen_durable._db import doctor, workers
 from gen_durable._db.pool import Database
 from tests.operations.rows import put
-from tests.operations.test_explain import SERVES
 from tests.support.machines import Plain
 from tests.support.settings import AN_HOUR, CALM
+from tests.support.worker_rows import WORKER_ROW
 
 
 def codes(findings: Sequence[Finding]) -> list[str]:
@@ -155,7 +155,7 @@ async def test_expired_leases_without_a_reaper(db: Any, client: Any) -> None:
 
 @pytest.mark.clause("OPS-9")
 async def test_due_work_without_a_worker(db: Any, database: Database, client: Any) -> None:
-    await database.run(workers.announce(SERVES, AN_HOUR))
+    await database.run(workers.announce(WORKER_ROW, AN_HOUR))
     await put(db)
     assert codes(await client.doctor()) == []
     await put(db, queue="lost")
@@ -210,7 +210,7 @@ async def test_many_queues_do_not_hide_other_findings(db: Any, client: Any) -> N
 
 @pytest.mark.clause("OPS-9")
 async def test_free_keys_with_gated_rows(db: Any, database: Database, client: Any) -> None:
-    await database.run(workers.announce(SERVES, AN_HOUR))
+    await database.run(workers.announce(WORKER_ROW, AN_HOUR))
     await put(db, concurrency_key="k", gated=True)
     (finding,) = await client.doctor()
     assert (finding.code, finding.facts) == ("key.stuck", {"key": "k"})
@@ -218,7 +218,7 @@ async def test_free_keys_with_gated_rows(db: Any, database: Database, client: An
 
 @pytest.mark.clause("OPS-9")
 async def test_unknown_rate_limits(db: Any, database: Database, client: Any) -> None:
-    await database.run(workers.announce(SERVES, AN_HOUR))
+    await database.run(workers.announce(WORKER_ROW, AN_HOUR))
     await client.set_limit(RateLimit("crm", 100, per=AN_HOUR))
     later = "=now() + interval '1 h'"
     await put(db, rate_limit="crm")
@@ -322,11 +322,11 @@ async def test_counts_are_bounded(db: Any, client: Any, monkeypatch: pytest.Monk
 
 @pytest.mark.clause("OPS-9")
 async def test_workers_that_crashed(database: Database, client: Any) -> None:
-    await database.run(workers.announce(SERVES, timedelta(0)))
+    await database.run(workers.announce(WORKER_ROW, timedelta(0)))
     (finding,) = await client.doctor()
     assert (finding.code, finding.severity) == ("worker.silent", "notice")
     seen_at = finding.facts["seen_at"].isoformat(sep=" ", timespec="seconds")
-    assert finding.what == f"worker {SERVES.name}: last heartbeat at {seen_at}, no clean shutdown"
+    assert finding.what == f"worker {WORKER_ROW.name}: last heartbeat at {seen_at}, no clean shutdown"
 
 
 @pytest.mark.clause("OPS-9")

@@ -33,19 +33,18 @@ from gen_durable.reasons import (
     Waiting,
 )
 from tests.operations.rows import put
-from tests.operations.test_registration import ME
 from tests.support.machines import Order
 from tests.support.settings import AN_HOUR, CALM
 from tests.support.waiting import holds
+from tests.support.worker_rows import WORKER_ROW
 
 NINE: Final = datetime(2030, 1, 1, 9, tzinfo=UTC)
-SERVES = msgspec.structs.replace(ME, queues=["default"], fsms=["A"], fsm_versions=[1])
 
 
 @pytest.fixture
 async def served(database: Database) -> None:
     """A live worker that could run machine A."""
-    await database.run(workers.announce(SERVES, AN_HOUR))
+    await database.run(workers.announce(WORKER_ROW, AN_HOUR))
 
 
 async def reasons(client: Any, id: int) -> list[Any]:
@@ -171,15 +170,15 @@ async def test_no_worker_serves_it(db: Any, database: Database, client: Any) -> 
     id = await put(db)
     no_worker = [NoWorkerForQueue(queue="default", machine="A")]
     assert await reasons(client, id) == no_worker
-    await database.run(workers.announce(msgspec.structs.replace(SERVES, queues=["other"]), AN_HOUR))
+    await database.run(workers.announce(msgspec.structs.replace(WORKER_ROW, queues=["other"]), AN_HOUR))
     assert await reasons(client, id) == no_worker
-    older = msgspec.structs.replace(SERVES, name="older", fsm_versions=[2])
+    older = msgspec.structs.replace(WORKER_ROW, name="older", fsm_versions=[2])
     await database.run(workers.announce(older, AN_HOUR))
     assert await reasons(client, id) == [NoWorkerForMachine(machine="A", version=1, known_elsewhere=1)]
     await database.run(
-        workers.announce(msgspec.structs.replace(SERVES, name="leaving"), AN_HOUR, is_draining=True)
+        workers.announce(msgspec.structs.replace(WORKER_ROW, name="leaving"), AN_HOUR, is_draining=True)
     )
-    await database.run(workers.announce(msgspec.structs.replace(SERVES, name="dead"), timedelta(0)))
+    await database.run(workers.announce(msgspec.structs.replace(WORKER_ROW, name="dead"), timedelta(0)))
     assert await reasons(client, id) == [NoWorkerForMachine(machine="A", version=1, known_elsewhere=1)]
 
 
@@ -190,7 +189,7 @@ async def test_prefix_worker_and_unknown_machines(
 ) -> None:
     id = await put(db, fsm="A")
     owner = msgspec.structs.replace(
-        ME, queues=[], prefixes=["A"], leaves_unknown=leaves_unknown, fsms=[], fsm_versions=[]
+        WORKER_ROW, queues=[], prefixes=["A"], leaves_unknown=leaves_unknown, fsms=[], fsm_versions=[]
     )
     await database.run(workers.announce(owner, AN_HOUR))
     assert [type(reason) for reason in await reasons(client, id)] == [kind]
@@ -238,7 +237,7 @@ async def test_executing_instance(db: Any, database: Database, client: Any) -> N
         is_worker_live=False,
         is_lease_over=False,
     )
-    await database.run(workers.announce(ME, AN_HOUR))
+    await database.run(workers.announce(WORKER_ROW, AN_HOUR))
     await db.execute("update gen_durable.gen_durable set lease_expires_at = now() - interval '1 s'")
     (_, runs) = await reasons(client, id)
     assert (runs.is_worker_live, runs.is_lease_over) == (True, True)
@@ -297,7 +296,7 @@ async def _build(db: Any, database: Database, chosen: set[str]) -> int:
         await db.execute(f"delete from gen_durable.{table}")
     if "unserved" not in chosen:
         machines = ["B"] if "unknown" in chosen else ["A"]
-        await database.run(workers.announce(msgspec.structs.replace(SERVES, fsms=machines), AN_HOUR))
+        await database.run(workers.announce(msgspec.structs.replace(WORKER_ROW, fsms=machines), AN_HOUR))
     if "busy" in chosen:
         await put(
             db, "executing", concurrency_key="k", concurrency_slot=0, locked_by="w9", leased_at="=now()"

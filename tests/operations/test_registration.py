@@ -19,18 +19,9 @@ from tests.operations.rows import count
 from tests.support.machines import Order, Plain, Sitter
 from tests.support.settings import AN_HOUR, CALM
 from tests.support.waiting import happens, holds
+from tests.support.worker_rows import WORKER_ROW
 
-ME = workers.WorkerRow(
-    name="w",
-    host="h",
-    pid=1,
-    version="1",
-    queues=["a"],
-    prefixes=[],
-    leaves_unknown=False,
-    fsms=["F"],
-    fsm_versions=[2],
-)
+ME = msgspec.structs.replace(WORKER_ROW, queues=["a"], fsms=["F"], fsm_versions=[2])
 
 
 @pytest.mark.clause("OPS-1")

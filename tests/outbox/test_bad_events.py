@@ -17,7 +17,7 @@ from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.dispatcher import Dispatcher, _Round
 from gen_durable.telemetry import OutboxFailed, Telemetry
 from tests.outbox.machines import Chatter, Teller
-from tests.outbox.test_dispatching import all_are_out
+from tests.outbox.waiting import all_published
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE, Events
 
@@ -104,7 +104,7 @@ async def test_failed_batch_is_split_down_to_the_bad_events(durable_dsn: str, er
         else:
             assert not dead
             bad.clear()
-            await all_are_out(worker)
+            await all_published(worker)
             assert len(sink.taken) == 50, "nothing twice"
     assert len(set(sink.taken)) == len(sink.taken)
 
@@ -132,7 +132,7 @@ async def test_failed_event_delays_later_events_of_its_instance(durable_dsn: str
             f"{refs[1].id}:{n}:1" for n in (1, 2)
         ]
         is_bad = False
-        await all_are_out(worker)
+        await all_published(worker)
     for ref in refs:
         line = [id for id in sink.taken if id.startswith(f"{ref.id}:")]
         assert line == [f"{ref.id}:{n}:1" for n in range(1, 7)]
@@ -185,7 +185,7 @@ async def test_unavailable_sink_is_paused(durable_dsn: str, error: Exception) ->
             await asyncio.sleep(0.02)
         assert len(sink.requests) == calls
         is_away = False
-        await all_are_out(worker)
+        await all_published(worker)
         if isinstance(error, SinkUnavailable):
             assert sink.moments[calls] - sink.moments[0] >= 0.95
     assert len(sink.taken) == 100
@@ -295,7 +295,7 @@ async def test_sink_failure_and_recovery_are_logged_once(
             await worker.insert(Teller, {}, step="last")
             await until(lambda: len(sink.requests) >= 2, PATIENCE.total_seconds())
             is_away = False
-            await all_are_out(worker)
+            await all_published(worker)
             await until(lambda: len(caplog.messages) >= 2, 5)
     assert caplog.messages == [
         "sink unavailable: 'default' (ConnectionRefusedError: away); retrying with backoff",
@@ -337,5 +337,5 @@ async def test_shutdown_releases_unsent_events(durable_dsn: str) -> None:
         asyncio.get_running_loop().call_later(0.3, leave.set)
     sink = Picky(1, lambda events: None)
     async with Worker([Chatter], dsn=durable_dsn, settings=settings, sinks=sink) as worker:
-        await asyncio.wait_for(all_are_out(worker), 10)
+        await asyncio.wait_for(all_published(worker), 10)
     assert sink.taken == [f"{ref.id}:{n}:1" for n in range(2, 6)]

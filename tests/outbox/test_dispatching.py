@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from gen_durable import AsyncClient, CloudEvent, ExecutionStatus, Rejected, Spec, Worker
+from gen_durable import CloudEvent, ExecutionStatus, Rejected, Spec, Worker
 from gen_durable._db import outbox
 from gen_durable._db.pool import Database
 from gen_durable.errors import UsageError
 from gen_durable.telemetry import OutboxDead, OutboxFailed
 from tests.outbox.machines import Chatter, Teller
+from tests.outbox.waiting import all_published
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE, Events
 
@@ -49,13 +50,6 @@ class Shelf:
         return found
 
 
-async def all_are_out(client: AsyncClient, sink: str | None = None) -> None:
-    # Short, because leases of a killed process must expire.
-    async with asyncio.timeout(3 * PATIENCE.total_seconds()):
-        while await client.events(state="pending", sink=sink):
-            await asyncio.sleep(0.02)
-
-
 @pytest.mark.clause("EVT-5", "EVT-10")
 @pytest.mark.parametrize("batch", [1, 7])
 async def test_events_are_published_in_order(durable_dsn: str, batch: int) -> None:
@@ -64,7 +58,7 @@ async def test_events_are_published_in_order(durable_dsn: str, batch: int) -> No
         refs = await worker.insert_all([Spec(Chatter, 5) for _ in range(20)])
         for ref in refs:
             await worker.wait(ref, timeout=PATIENCE)
-        await all_are_out(worker)
+        await all_published(worker)
         records = [record for ref in refs for record in await worker.executions(ref)]
     assert shelf.lines() == {str(ref.id): [(n, 1) for n in range(1, 6)] for ref in refs}
     assert {record.status for record in records} == {ExecutionStatus.DONE}
@@ -79,7 +73,7 @@ async def test_execution_is_done_when_its_events_are_published(durable_dsn: str)
         (record,) = await worker.executions(ref)
         assert record.status is ExecutionStatus.COMMITTED
     async with Worker([Teller], dsn=durable_dsn, settings=CALM, sinks=Shelf()) as worker:
-        await all_are_out(worker)
+        await all_published(worker)
         (record,) = await worker.executions(ref)
     assert record.status is ExecutionStatus.DONE
 
@@ -92,7 +86,7 @@ async def test_failed_event_is_retried_in_order(durable_dsn: str) -> None:
         ref = await worker.insert(Chatter, 3)
         await worker.wait(ref, timeout=PATIENCE)
         failed = await events.wait(OutboxFailed)
-        await all_are_out(worker)
+        await all_published(worker)
         (_, _, first) = await worker.events(ref)
     assert shelf.lines() == {str(ref.id): [(1, 1), (2, 1), (3, 1)]}
     assert (failed.sink, failed.error) == ("default", "ConnectionError: connection refused")
@@ -110,7 +104,7 @@ async def test_rejected_event_does_not_block_later_events(durable_dsn: str, batc
         ref = await worker.insert(Teller, {}, step="several")
         dead = await events.wait(OutboxDead)
         await worker.wait(ref, timeout=PATIENCE)
-        await all_are_out(worker)
+        await all_published(worker)
         (letter,) = await worker.events(state="dead")
         assert (letter.type, letter.last_error) == ("second", "Rejected: not that one")
         assert dead.id == letter.id == f"{ref.id}:1:2"
@@ -120,7 +114,7 @@ async def test_rejected_event_does_not_block_later_events(durable_dsn: str, batc
         shelf._refuses = ()
         assert await worker.replay([letter]) == 1
         worker._wakes.events()
-        await all_are_out(worker)
+        await all_published(worker)
     assert shelf.taken[-1].id == letter.id
 
 
@@ -143,7 +137,7 @@ async def test_cancelled_error_of_a_sink_is_a_failure(
     async with Worker([Chatter], dsn=durable_dsn, sinks=shelf, settings=CALM) as worker:
         ref = await worker.insert(Chatter, 2)
         await worker.wait(ref, timeout=PATIENCE)
-        await all_are_out(worker)
+        await all_published(worker)
     assert shelf.lines() == {str(ref.id): [(1, 1), (2, 1)]}
 
 
@@ -164,7 +158,7 @@ async def test_no_transaction_is_open_while_a_sink_publishes(durable_dsn: str, d
             " and state like 'idle in transaction%'"
         )
         leave.set()
-        await all_are_out(worker)
+        await all_published(worker)
     assert busy == 0
 
 
@@ -178,7 +172,7 @@ async def test_two_dispatchers_share_the_work(durable_dsn: str) -> None:
         refs = await worker.insert_all([Spec(Chatter, 10) for _ in range(40)])
         for ref in refs:
             await worker.wait(ref, timeout=PATIENCE)
-        await all_are_out(worker)
+        await all_published(worker)
     ids = [event.id for shelf in shelves for event in shelf.taken]
     assert sorted(ids) == sorted(f"{ref.id}:{n}:1" for ref in refs for n in range(1, 11))
     for shelf in shelves:
@@ -191,11 +185,11 @@ async def test_published_event_can_be_replayed(durable_dsn: str) -> None:
     async with Worker([Teller], dsn=durable_dsn, sinks=shelf, settings=CALM) as worker:
         ref = await worker.insert(Teller, {}, step="last")
         await worker.wait(ref, timeout=PATIENCE)
-        await all_are_out(worker)
+        await all_published(worker)
         (event,) = await worker.events(ref, state="published")
         assert await worker.replay([event, event.number + 1000]) == 1
         worker._wakes.events()
-        await all_are_out(worker)
+        await all_published(worker)
     assert [one.id for one in shelf.taken] == [event.id] * 2
 
 

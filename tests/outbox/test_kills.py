@@ -14,7 +14,7 @@ import pytest
 
 from gen_durable import AsyncClient, Settings, Spec, Worker
 from tests.outbox.machines import Chatter
-from tests.outbox.test_dispatching import all_are_out
+from tests.outbox.waiting import all_published
 from tests.support.settings import FAST
 from tests.support.waiting import PATIENCE
 from tests.support.worker_process import WorkerProcess, program
@@ -46,7 +46,7 @@ async def test_all_events_are_published_despite_kills(durable_dsn: str, tmp_path
             worker.send(signal.SIGKILL)
         for ref in refs:
             await client.wait(ref, timeout=3 * PATIENCE)
-        await all_are_out(client)
+        await all_published(client)
     seen: dict[int, list[int]] = {ref.id: [] for ref in refs}
     for line in shelf.read_text().splitlines():
         instance, seq, _ = line.split()[0].split(":")
@@ -66,7 +66,7 @@ async def test_unmarked_event_is_published_again_with_its_id(durable_dsn: str, t
         (event,) = await client.events(ref)
         assert event.state == "pending"
         async with dispatcher(durable_dsn, FAST, shelf):
-            await all_are_out(client)
+            await all_published(client)
     assert [line.split()[0] for line in shelf.read_text().splitlines()] == [f"{ref.id}:1:1"] * 2
 
 
@@ -85,7 +85,7 @@ async def test_expired_dispatcher_lease_repeats_only_known_events(durable_dsn: s
                 await asyncio.sleep(0.005)
         zombie.send(signal.SIGSTOP)
         await stack.enter_async_context(dispatcher(durable_dsn, FAST, shelf))
-        await all_are_out(client)
+        await all_published(client)
         before = shelf.read_text().splitlines()
         zombie.send(signal.SIGCONT)
         await asyncio.sleep(2)

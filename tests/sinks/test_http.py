@@ -5,31 +5,20 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 from cloudevents.core.v1.event import CloudEvent as Theirs
 
-from gen_durable import CloudEvent, Rejected, SinkUnavailable
+from gen_durable import Rejected, SinkUnavailable
 from gen_durable.errors import UsageError
 from gen_durable.sinks import ForbiddenAddressError, HttpSink, HttpStatusError, verify
+from tests.sinks.cloud_events import event
 from tests.sinks.receiver import Receiver, Request, receiver
 
 SECRET = "0123456789abcdef0123456789abcdef"
-
-
-def event(n: int = 1, **changes: Any) -> CloudEvent:
-    plain: dict[str, Any] = {
-        "id": f"7:3:{n}",
-        "source": "/gen_durable/gen_durable",
-        "type": "order.paid.v1",
-        "subject": "order:42",
-        "time": datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC),
-        "data": {"amount": 100, "to": "Zoë"},
-    }
-    return CloudEvent(**{**plain, **changes})
 
 
 @pytest.fixture

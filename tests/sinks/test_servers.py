@@ -16,7 +16,7 @@ import pytest
 from gen_durable import Rejected, SinkUnavailable
 from gen_durable.errors import UsageError
 from gen_durable.sinks import NatsSink, RedisSink
-from tests.sinks.test_http import event
+from tests.sinks.cloud_events import event
 
 
 def free_port() -> int:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gen_durable import Worker
@@ -70,3 +71,11 @@ async def eventually(client: Any, target: Any, status: str) -> Any:
             if found is not None and found.status == status:
                 return found
             await asyncio.sleep(0.1)
+
+
+async def process_ends(pid: int) -> None:
+    """Wait until a process has ended; a zombie has."""
+    async with asyncio.timeout(PATIENCE.total_seconds()):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            while "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+                await asyncio.sleep(0.02)

@@ -17,6 +17,11 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from gen_durable._db.plan import in_schema, statements
 
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+COMMIT = "COMMIT"
+# asyncpg queries these types once per connection, with three statements.
+ARRAYS = "select $1::bigint[], $2::int[], $3::interval[], $4::timestamptz[], $5::bytea[], $6::boolean[], $7::text[]"
+
 
 class Wire:
     """Inside the `with` block, `dsn` leads through the proxy, and `sent` lists the statements.

@@ -23,6 +23,7 @@ from pydantic import BaseModel, Field, PrivateAttr, RootModel, SecretStr, field_
 
 from gen_durable._core.codec import MAX_DEPTH, MAX_DIGITS, decode, encode
 from gen_durable.errors import DecodeError, EncodeError, PayloadTooLargeError
+from tests.unit.state_types import Line, Order, Point, Tree
 
 MEGABYTE = 2**20
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -34,27 +35,6 @@ def stored(value: Any, type_: Any = Any, limit: int = MEGABYTE) -> str:
 
 def back(value: Any, type_: Any = Any) -> Any:
     return decode(stored(value, type_), type_, "the state of M")
-
-
-class Line(msgspec.Struct):
-    sku: str
-    price: float
-    note: str | None = None
-
-
-class Order(msgspec.Struct):
-    id: int
-    lines: list[Line] = []
-
-
-class Tree(msgspec.Struct):
-    children: list[Tree] = []
-
-
-@dataclass
-class Point:
-    x: int
-    y: float | None = None
 
 
 class Row(NamedTuple):

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from gen_durable._core.codec import convert, decode, encode
 from gen_durable.errors import EncodeError
-from tests.unit.test_codec import Line, Order, Point, Tree
+from tests.unit.state_types import Line, Order, Point, Tree
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 

@@ -20,8 +20,8 @@ from gen_durable._db.migrate import LATEST
 from gen_durable._schema import migrate_schema
 from gen_durable.errors import UsageError
 from gen_durable.testing._databases import Databases
-from tests.operations.test_explain import SERVES
 from tests.pooler.machines import Alone, Chain, Parent, Payment, Stubborn, Waiter
+from tests.support.worker_rows import WORKER_ROW
 from tests.upgrades.machines import Ender, add
 from tests.upgrades.next_version import NEXT, ROOT, as_next_version, copy_package
 
@@ -192,7 +192,7 @@ async def test_an_increment_that_breaks_a_live_worker_is_not_applied(
     durable_dsn: str, db: Any, durable_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncClient(durable_dsn) as client:
-        await client._database.run(workers.announce(SERVES, timedelta(hours=1)))
+        await client._database.run(workers.announce(WORKER_ROW, timedelta(hours=1)))
     monkeypatch.setattr(migrate, "oldest_code", lambda version: version)
     with as_next_version(tmp_path, durable_databases):
         refusal = rf"needs code of version {NEXT}, .* older code: w \({LATEST}\); replace"

@@ -24,10 +24,9 @@ from gen_durable.testing import Harness
 from gen_durable.worker import CallNext
 from tests.support.rows import has_no_lease, row_of
 from tests.support.settings import CALM
-from tests.support.waiting import PATIENCE, Events
+from tests.support.waiting import PATIENCE, Events, process_ends
 from tests.support.worker_process import program
 from tests.workers.pool_machines import Crunch, Part, Work, crunch
-from tests.workers.test_supervisor import is_gone
 
 ONE = msgspec.structs.replace(CALM, pool_processes=1)
 TWO = msgspec.structs.replace(CALM, pool_processes=2)
@@ -59,7 +58,7 @@ async def test_process_steps_return_outcomes_errors_and_effects(durable_dsn: str
         await _effects_are_sent_as_sql_or_import_path(worker, db)
         pids = await _processes_are_reused_up_to_the_limit(worker)
     for pid in pids:
-        await is_gone(pid)
+        await process_ends(pid)
 
 
 async def _every_outcome_is_returned(worker: Worker) -> None:
@@ -152,7 +151,7 @@ async def test_timeout_kills_the_process_and_calls_the_handler(durable_dsn: str,
         assert found.last_error is not None
         assert found.last_error.startswith("StepTimeoutError False here")
         ((pid, _),) = await lines(tmp_path / "begun")
-        await is_gone(pid)
+        await process_ends(pid)
 
 
 @pytest.mark.clause("POL-6")
@@ -169,19 +168,19 @@ async def test_kill_includes_programs_started_by_the_step(durable_dsn: str, db: 
         id, pid, started = await begun("cancel")
         await worker.cancel(id)
         assert (await worker.wait(id, timeout=PATIENCE)).status is Status.CANCELLED
-        await is_gone(pid)
-        await is_gone(started)
+        await process_ends(pid)
+        await process_ends(started)
         id, pid, started = await begun("lost lease")
         await db.execute(
             "update gen_durable.gen_durable set lease_token = null, lease_expires_at = null, locked_by = null,"
             " status = 'awaiting_signal', awaits = '{}' where id = $1",
             id,
         )
-        await is_gone(pid)
-        await is_gone(started)
+        await process_ends(pid)
+        await process_ends(started)
         id, pid, started = await begun("shutdown")
-    await is_gone(pid)
-    await is_gone(started)
+    await process_ends(pid)
+    await process_ends(started)
     row = await row_of(db, id)
     assert (row["status"], row["attempt"], row["crash_count"]) == ("runnable", 0, 0)
     assert has_no_lease(row)
@@ -192,8 +191,8 @@ async def test_processes_exit_with_a_killed_worker(durable_dsn: str, tmp_path: P
     begun = tmp_path / "begun"
     async with program("tests.workers.endless_step", durable_dsn, str(begun)):
         ((pid, _, program_pid),) = await lines(begun)
-    await is_gone(pid)
-    await is_gone(program_pid)
+    await process_ends(pid)
+    await process_ends(program_pid)
 
 
 @pytest.mark.clause("POL-8")

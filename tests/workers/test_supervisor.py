@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 from gen_durable import AsyncClient, Settings, Spec
 from tests.support.rows import has_no_lease, row_of
 from tests.support.settings import CALM
-from tests.support.waiting import PATIENCE, holds
+from tests.support.waiting import holds, process_ends
 from tests.support.worker_process import WorkerProcess, program
 from tests.workers.supervised_worker import Sleeper
 
@@ -34,13 +34,6 @@ async def processes(dsn: str, settings: Settings, count: int) -> AsyncIterator[W
     options = msgspec.json.encode(settings).decode()
     async with program("tests.workers.supervised_worker", dsn, options, str(count)) as process:
         yield process
-
-
-async def is_gone(pid: int) -> None:
-    async with asyncio.timeout(PATIENCE.total_seconds()):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            while "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
-                await asyncio.sleep(0.02)
 
 
 @pytest.mark.clause("SUP-1")
@@ -92,12 +85,12 @@ async def test_children_of_a_killed_supervisor_release_and_exit(durable_dsn: str
         assert hangs not in pids
         os.kill(fleet.pid, signal.SIGKILL)
         for pid in pids:
-            await is_gone(pid)
+            await process_ends(pid)
         for ref in refs:
             row = await row_of(db, ref.id)
             assert (row["status"], row["attempt"], row["crash_count"]) == ("runnable", 0, 0)
             assert has_no_lease(row)
-        await is_gone(hangs)
+        await process_ends(hangs)
 
 
 @pytest.mark.clause("SUP-3")
