@@ -1,14 +1,18 @@
-"""The pauses of a polling loop: short at first, longer while nothing changes, never past the deadline."""
+"""Poll with pauses: short at first, longer while nothing changes, never past the deadline."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 from ._checks import checked_delay
 
-__all__ = ["Pace"]
+__all__ = ["Pace", "poll"]
+
+T = TypeVar("T")
 
 _SHORTEST: Final = 0.01
 _LONGEST: Final = 0.25
@@ -35,3 +39,12 @@ class Pace:
             return pause
         left = self._deadline - time.monotonic()
         return min(pause, left) if left > 0 else None
+
+
+async def poll(ask: Callable[[], Awaitable[tuple[T, float | None]]]) -> T:
+    """Call `ask` until it returns no pause; return its last value."""
+    value, pause = await ask()
+    while pause is not None:
+        await asyncio.sleep(pause)
+        value, pause = await ask()
+    return value

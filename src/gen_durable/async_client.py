@@ -18,6 +18,7 @@ from ._db.plan import Plan
 from ._db.pool import Database
 from ._db.reply_timeouts import ReplyTimeouts
 from ._dictionary import attribute_hint
+from ._polling import poll
 from ._runtime.database_status import DatabaseStatus
 from ._runtime.waiting import Waiting
 from ._runtime.wake import Wakes
@@ -839,7 +840,8 @@ class AsyncClient:
             await client.pause_queue("mail", wait=True, timeout=timedelta(seconds=30), reason="smtp is down")
 
         Live workers stop starting steps of the queue within one `poll_interval` after this has returned (or after the
-        caller's transaction has committed). Waiting instances stay as they are; deadlines keep running.
+        caller's transaction has committed). Waiting instances stay as they are; deadlines keep running. A queue that no
+        worker serves is paused as well, with a warning in the log `gen_durable.client`.
 
         Args:
             name: the queue.
@@ -855,8 +857,10 @@ class AsyncClient:
             PauseTimeoutError: a live worker has not confirmed in time. The queue stays paused.
         """
         confirmation = _verbs.pause_confirmation(name, wait=wait, timeout=timeout, has_conn=conn is not None)
-        said = await self._write(_verbs.pause_queue(name, reason, actor), conn)
-        return said if confirmation is None else await self._poll(confirmation)
+        queue = await self._write(_verbs.pause_queue(name, reason, actor), conn)
+        if confirmation is None:
+            return queue
+        return await poll(lambda: self._database.run(confirmation.plan()))
 
     async def resume_queue(
         self,
@@ -990,13 +994,6 @@ class AsyncClient:
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None  # the same error as `wait`
         return [task.result() for task in tasks]
-
-    async def _poll(self, poll: _verbs.Poll[T]) -> T:
-        answer, pause = await self._database.run(poll.plan())
-        while pause is not None:
-            await asyncio.sleep(pause)
-            answer, pause = await self._database.run(poll.plan())
-        return answer
 
     def _autocommit(self, conn: AsyncConnection | None) -> bool:
         """Whether each statement is its own transaction, so that it can be retried after a lost race."""

@@ -584,8 +584,8 @@ class Client:
         See `AsyncClient.pause_queue`.
         """
         confirmation = _verbs.pause_confirmation(name, wait=wait, timeout=timeout, has_conn=conn is not None)
-        said = self._write(_verbs.pause_queue(name, reason, actor), conn)
-        return said if confirmation is None else self._poll(confirmation)
+        queue = self._write(_verbs.pause_queue(name, reason, actor), conn)
+        return queue if confirmation is None else self._poll(confirmation)
 
     def resume_queue(
         self,

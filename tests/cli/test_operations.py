@@ -12,12 +12,12 @@ from gen_durable._db import workers
 from gen_durable.testing import Harness
 from tests.cli.conftest import Gd, execute, output, parsed, refused
 from tests.cli.machines import Checkout
-from tests.operations.test_explain import SERVES
+from tests.support.worker_rows import WORKER_ROW
 
 
 def test_workers(gd: Gd, shop: Harness) -> None:
     assert output(gd("workers")) == (0, "", "no workers\n")
-    shop._database.run(workers.announce(SERVES, timedelta(hours=1)))
+    shop._database.run(workers.announce(WORKER_ROW, timedelta(hours=1)))
     lines = gd("workers").stdout.splitlines()
     assert lines[0].split() == ["NAME", "STATE", "UP", "SEEN", "VERSION", "SERVES", "MACHINES"]
     assert lines[1].split() == ["w", "live", "0s", "0s", "1", "default", "A", "v1"]
@@ -47,18 +47,30 @@ def test_queues(gd: Gd, shop: Harness) -> None:
     assert "the queue" in refused(gd("queues", "pause", ""))
 
 
+def test_changes_of_queues_and_limits_as_json(gd: Gd, shop: Harness) -> None:
+    shop._database.run(workers.announce(WORKER_ROW, timedelta(hours=1)))
+    paused = parsed(gd("queues", "pause", "default", "--actor", "ann", "--json"))
+    assert (paused["name"], paused["is_paused"], paused["paused_by"]) == ("default", True, "ann")
+    assert parsed(gd("queues", "set", "default", "--concurrency", 3, "--json"))["concurrency"] == 3
+    assert parsed(gd("queues", "resume", "default", "--json"))["is_paused"] is False
+    tenant = {"name": "tenant", "kind": "concurrency", "slots": 3}
+    crm = {"name": "crm", "kind": "rate", "allowed": 100, "per_seconds": 60.0, "burst": 100}
+    assert parsed(gd("limits", "set", "tenant=3", "crm=100/1m", "--json")) == [tenant, crm]
+    assert parsed(gd("limits", "rm", "crm", "--json")) == {"name": "crm", "removed": True}
+
+
 def test_pause_waits_for_confirmations(gd: Gd, shop: Harness) -> None:
     confirmed = (0, "queue mail paused, confirmed by all live workers\n", "")
     assert output(gd("queues", "pause", "mail", "--wait"))[:2] == confirmed[:2]
-    shop._database.run(workers.announce(SERVES, timedelta(hours=1)))
+    shop._database.run(workers.announce(WORKER_ROW, timedelta(hours=1)))
     late = gd("queues", "pause", "mail", "--wait", "--timeout", "200ms")
     assert (late.exit_code, late.stdout) == (3, "")
     assert late.stderr.splitlines()[-1].startswith(
         "gen-durable: queue 'mail' is paused, but not confirmed by w. Wait longer"
     )
-    said = shop._database.run(workers.pause_queue("mail", None))
-    assert said.paused_at is not None
-    shop._database.run(workers.announce(SERVES, timedelta(hours=1), paused={"mail": said.paused_at}))
+    mail = shop._database.run(workers.pause_queue("mail", None))
+    assert mail.paused_at is not None
+    shop._database.run(workers.announce(WORKER_ROW, timedelta(hours=1), paused={"mail": mail.paused_at}))
     assert output(gd("queues", "pause", "mail", "--wait"))[:2] == confirmed[:2]
     assert gd("queues", "pause", "mail", "--timeout", "1s").exit_code == 2
 

@@ -13,6 +13,7 @@ import pytest
 
 from gen_durable import (
     AsyncClient,
+    Client,
     Context,
     Done,
     Machine,
@@ -31,6 +32,7 @@ from gen_durable.telemetry import PickStop, StepStop
 from tests.operations.rows import put
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE, Events, holds
+from tests.support.worker_rows import WORKER_ROW
 
 LEASES = pick.Leases(timedelta(seconds=60))
 POLL = timedelta(milliseconds=800)
@@ -51,12 +53,31 @@ async def by_prefix(database: Database, *, is_picky: bool) -> list[int]:
 @pytest.mark.clause("OPS-3")
 async def test_pick_skips_a_paused_queue(db: Any, database: Database, client: Any) -> None:
     id = await put(db)
-    said = await client.pause_queue("default", actor="ann")
-    assert (said.name, said.is_paused, said.paused_by, said.concurrency) == ("default", True, "ann", None)
-    assert await client.pause_queue("default") == said  # idempotent
+    paused = await client.pause_queue("default", actor="ann")
+    assert (paused.name, paused.is_paused, paused.paused_by, paused.concurrency) == (
+        "default",
+        True,
+        "ann",
+        None,
+    )
+    assert await client.pause_queue("default") == paused  # idempotent
     assert await by_queue(database) == []
     assert await client.resume_queue("default") == QueueControl(name="default", is_paused=False)
     assert await by_queue(database) == [id]
+
+
+async def test_pause_of_a_queue_without_workers_logs_a_warning(
+    durable_dsn: str, client: Any, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    await database.run(workers.announce(WORKER_ROW, timedelta(hours=1)))
+    await client.pause_queue("default")
+    assert caplog.messages == []
+    await client.pause_queue("defualt")
+    assert caplog.messages == ["no worker serves queue defualt; did you mean 'default'?"]
+    with Client(durable_dsn) as blocking:
+        blocking.pause_queue("unlike")
+    assert caplog.messages[1:] == ["no worker serves queue unlike"]
+    assert {record.name for record in caplog.records} == {"gen_durable.client"}
 
 
 @pytest.mark.clause("OPS-3")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import get_args
+from typing import Final, get_args
 
 from .._checks import checked_int, checked_name
 from .._db import doctor as doctors
 from .._db import limits as stored_limits
 from .._db import workers as stored_workers
 from .._db.plan import Plan
+from .._dictionary import did_you_mean
 from .._polling import Pace
 from ..config import Settings
 from ..errors import PauseTimeoutError, UsageError
@@ -33,6 +35,8 @@ __all__ = [
     "workers",
 ]
 
+_log: Final = logging.getLogger("gen_durable.client")
+
 
 def doctor(settings: Settings) -> Plan[Sequence[Finding]]:
     """Check the database and its workers for problems."""
@@ -49,10 +53,27 @@ def queues() -> Plan[Sequence[QueueStatus]]:
     return (yield from stored_workers.queues())
 
 
-def pause_queue(name: str, reason: str | None, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
-    """Pause a queue."""
+def pause_queue(
+    name: str, reason: str | None, actor: str | None, warn: Callable[[str], None] = _log.warning
+) -> Plan[tuple[QueueControl, set[str]]]:
+    """Pause a queue. Calls `warn` if no worker serves it: the name may be misspelt."""
     checked_name(name, "the queue")
-    return (yield from stored_workers.pause_queue(name, checked_actor(actor), checked_reason(reason))), set()
+    known = {queue.name: queue for queue in (yield from stored_workers.queues())}
+    workers = yield from stored_workers.list_workers()
+    queue = yield from stored_workers.pause_queue(name, checked_actor(actor), checked_reason(reason))
+    if not _is_served(known.get(name), workers):
+        warn(
+            f"no worker serves queue {name}{did_you_mean(name, [other for other in known if other != name])}"
+        )
+    return queue, set()
+
+
+def _is_served(queue: QueueStatus | None, workers: Iterable[WorkerInfo]) -> bool:
+    if queue is None or queue.workers:
+        return queue is not None
+    # A worker with prefixes runs instances in any queue.
+    has_rows = queue.due or queue.future or queue.gated or queue.executing
+    return bool(has_rows) and any(each.is_live and each.prefixes for each in workers)
 
 
 def pause_confirmation(
@@ -84,13 +105,13 @@ class PauseConfirmation:
         Raises:
             PauseTimeoutError: a live worker has not confirmed in time.
         """
-        said, workers = yield from stored_workers.unconfirmed(self._name)
-        if not workers or not said.is_paused:
-            return said, None
+        queue, workers = yield from stored_workers.unconfirmed(self._name)
+        if not workers or not queue.is_paused:
+            return queue, None
         pause = self._pace.pause()
         if pause is None:
             raise PauseTimeoutError(self._name, workers)
-        return said, pause
+        return queue, pause
 
 
 def resume_queue(name: str, reason: str | None, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
@@ -108,10 +129,10 @@ def set_queue(
     if concurrency is not None:
         checked_int(concurrency, "concurrency", 1, 2**31 - 1)
     checked_name(name, "the queue")
-    said = yield from stored_workers.set_queue(
+    queue = yield from stored_workers.set_queue(
         name, concurrency, checked_actor(actor), checked_reason(reason)
     )
-    return said, {name}
+    return queue, {name}
 
 
 def limits() -> Plan[list[Limit]]:

@@ -12,7 +12,7 @@ from ..limits import ConcurrencyLimit, Limit, LimitKind, parse_limit
 from .connection import DatabaseOptions, database_options
 from .failure import Failure
 from .groups import ListGroup, action_options
-from .json_text import json_option, print_json_rows
+from .json_text import json_option, print_json, print_json_rows
 from .rows import clean, print_columns
 
 __all__ = ["limit", "limits"]
@@ -52,8 +52,11 @@ def list_limits(db: DatabaseOptions, as_json: bool) -> None:
 @limits.command("set")
 @click.argument("new", metavar="LIMIT...", nargs=-1, required=True, type=limit)
 @action_options
+@json_option
 @database_options()
-def set_limits(db: DatabaseOptions, new: tuple[Limit, ...], reason: str | None, actor: str | None) -> None:
+def set_limits(
+    db: DatabaseOptions, new: tuple[Limit, ...], reason: str | None, actor: str | None, as_json: bool
+) -> None:
     """Set limits.
 
     tenant=3: 3 executions at once per concurrency key. crm=100/1m: 100 starts per minute. crm=100/1m/200: with a burst
@@ -61,8 +64,11 @@ def set_limits(db: DatabaseOptions, new: tuple[Limit, ...], reason: str | None, 
     """
     for one in new:
         db.run(_verbs.set_limit(one, reason, actor))
-        name, kind, value = _cells(one)
-        click.echo(f"set {kind} limit {name}: {value}")
+        if not as_json:
+            name, kind, value = _cells(one)
+            click.echo(f"set {kind} limit {name}: {value}")
+    if as_json:
+        print_json_rows(map(_json, new))
 
 
 @limits.command("rm")
@@ -71,9 +77,15 @@ def set_limits(db: DatabaseOptions, new: tuple[Limit, ...], reason: str | None, 
     "--kind", type=click.Choice(get_args(LimitKind)), help="Remove only this kind, if the name has both."
 )
 @action_options
+@json_option
 @database_options()
 def remove_limit(
-    db: DatabaseOptions, name: str, kind: LimitKind | None, reason: str | None, actor: str | None
+    db: DatabaseOptions,
+    name: str,
+    kind: LimitKind | None,
+    reason: str | None,
+    actor: str | None,
+    as_json: bool,
 ) -> None:
     """Remove limit NAME.
 
@@ -81,7 +93,10 @@ def remove_limit(
     """
     if not db.run(_verbs.remove_limit(name, kind, reason, actor)):
         raise Failure(f"limit '{name}' does not exist; list limits with `gen-durable limits`")
-    click.echo(f"removed limit {clean(name)}")
+    if as_json:
+        print_json({"name": name, "removed": True})
+    else:
+        click.echo(f"removed limit {clean(name)}")
 
 
 def _cells(one: Limit) -> tuple[str, ...]:

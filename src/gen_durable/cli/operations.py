@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import click
 from .. import _verbs
 from .._db import snapshots
 from .._db.plan import Plan
-from .._dictionary import did_you_mean
+from .._polling import poll
 from ..errors import NoTargetError, PauseTimeoutError
 from ..findings import Finding
 from ..operations import QueueControl, QueueStatus, WorkerInfo
@@ -111,7 +111,7 @@ def _state(queue: QueueStatus) -> str:
 
 
 def _on_queue(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.argument("name")(action_options(database_options()(command)))
+    return click.argument("name")(action_options(json_option(database_options()(command))))
 
 
 @queues.command()
@@ -128,6 +128,7 @@ def pause(
     name: str,
     reason: str | None,
     actor: str | None,
+    as_json: bool,
     wait: bool,
     timeout: timedelta | None,
 ) -> None:
@@ -146,7 +147,7 @@ def pause(
         raise SystemExit(TIMED_OUT) from None
     if not queue.is_paused:
         raise Failure(f"queue {clean(name)} was resumed before all workers had confirmed the pause")
-    click.echo(f"queue {clean(name)} paused{', confirmed by all live workers' if wait else ''}")
+    _print(queue, f"queue {clean(name)} paused{', confirmed by all live workers' if wait else ''}", as_json)
 
 
 async def _pause(
@@ -160,33 +161,20 @@ async def _pause(
 ) -> QueueControl:
     confirmation = _verbs.pause_confirmation(name, wait=wait, timeout=timeout, has_conn=False)
     async with db.open() as database:
-        queues = {queue.name: queue for queue in await database.run(_verbs.queues())}
-        workers = await database.run(_verbs.workers())
-        queue, _ = await database.run(_verbs.pause_queue(name, reason, actor))
-        if not _is_served(queues.get(name), workers):
-            hint = did_you_mean(name, [other for other in queues if other != name])
-            click.echo(f"warning: no worker serves queue {clean(name)}{hint}", err=True)
-        pause: float | None = None if confirmation is None else 0.0
-        while confirmation is not None and pause is not None:
-            await asyncio.sleep(pause)
-            queue, pause = await database.run(confirmation.plan())
-    return queue
+        queue, _ = await database.run(_verbs.pause_queue(name, reason, actor, _warn))
+        return queue if confirmation is None else await poll(lambda: database.run(confirmation.plan()))
 
 
-def _is_served(queue: QueueStatus | None, workers: Iterable[WorkerInfo]) -> bool:
-    if queue is None or queue.workers:
-        return queue is not None
-    # A worker with prefixes runs instances in any queue.
-    has_rows = queue.due or queue.future or queue.gated or queue.executing
-    return bool(has_rows) and any(each.is_live and each.prefixes for each in workers)
+def _warn(text: str) -> None:
+    click.echo(f"warning: {clean(text)}", err=True)
 
 
 @queues.command()
 @_on_queue
-def resume(db: DatabaseOptions, name: str, reason: str | None, actor: str | None) -> None:
+def resume(db: DatabaseOptions, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
     """Resume queue NAME."""
-    db.run(_verbs.resume_queue(name, reason, actor))
-    click.echo(f"queue {clean(name)} resumed")
+    queue, _ = db.run(_verbs.resume_queue(name, reason, actor))
+    _print(queue, f"queue {clean(name)} resumed", as_json)
 
 
 @queues.command("set")
@@ -205,13 +193,21 @@ def set_(
     reset: bool,
     reason: str | None,
     actor: str | None,
+    as_json: bool,
 ) -> None:
     """Set the concurrency of queue NAME in all workers. Takes effect within poll_interval."""
     if (concurrency is None) != reset:
         raise click.UsageError("give either --concurrency N or --reset")
-    db.run(_verbs.set_queue(name, concurrency, reason, actor))
+    queue, _ = db.run(_verbs.set_queue(name, concurrency, reason, actor))
     value = "reset to that of each worker" if concurrency is None else f"set to {concurrency} per worker"
-    click.echo(f"concurrency of queue {clean(name)} {value}")
+    _print(queue, f"concurrency of queue {clean(name)} {value}", as_json)
+
+
+def _print(queue: QueueControl, text: str, as_json: bool) -> None:
+    if as_json:
+        print_json(queue)
+    else:
+        click.echo(text)
 
 
 @click.command()
