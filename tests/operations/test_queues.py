@@ -28,6 +28,7 @@ from gen_durable import (
 from gen_durable._db import pick, workers
 from gen_durable._db.pool import Database
 from gen_durable._runtime.capacity import Capacity
+from gen_durable._runtime.in_flight import InFlight
 from gen_durable.telemetry import PickStop, StepStop
 from tests.operations.rows import put
 from tests.support.settings import CALM
@@ -155,7 +156,7 @@ async def test_pause_releases_executions_waiting_for_capacity(db: Any, durable_d
                 pick.PickRequest((["Slow"], [1]), 1, 99, worker.name, pick.Leases(timedelta(seconds=60))),
             )
         )
-        runner.start(picked.executions[0])
+        runner.start([InFlight.of(picked.executions[0], timedelta(seconds=60))])
         await worker.pause_queue("default")
         await asyncio.sleep(POLL.total_seconds())
         may_go.set()
@@ -276,23 +277,19 @@ async def test_queue_functions_in_sql(db: Any, database: Database) -> None:
         await db.execute("select gen_durable.set_queue('default', 0)")
 
 
-async def test_capacity_follows_its_limit() -> None:
-    capacity = Capacity(1)
-    loop = asyncio.get_running_loop()
-    await capacity.acquire()
-    waiting = [loop.create_task(capacity.acquire()) for _ in range(3)]
-    await asyncio.sleep(0)
+def test_capacity_follows_its_limit() -> None:
+    capacity, granted = Capacity(1), list[object]()
+    capacity.on_granted = granted.append
+    assert [capacity.acquire(number) for number in range(4)] == [True, False, False, False]
     assert (capacity.available, capacity.waiting) == (0, 3)
     capacity.resize(3)
-    await asyncio.wait(waiting[:2])
-    assert not waiting[2].done()
+    assert granted == [1, 2]
     capacity.resize(1)
     for _ in range(2):
         capacity.release()
-        await asyncio.sleep(0)
-        assert not waiting[2].done()
+        assert granted == [1, 2]
     capacity.release()
-    await waiting[2]
+    assert granted == [1, 2, 3]
     assert capacity.available == 0
     capacity.release()
     assert capacity.available == 1

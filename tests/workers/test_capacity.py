@@ -24,7 +24,7 @@ class Feeder:
     def wake(self) -> None:
         self.is_woken = True
 
-    async def tick(self) -> None:
+    def tick(self) -> None:
         self.is_woken = False
         reserved = self.capacity.reserve()
         if not self.has_work:
@@ -32,7 +32,7 @@ class Feeder:
             self.capacity.withdraw()
             return
         for _ in range(reserved):
-            await self.capacity.acquire()
+            assert self.capacity.acquire(self)
         self.running += reserved
         self.begun += reserved
 
@@ -41,68 +41,67 @@ class Feeder:
         self.capacity.release()
 
 
-async def rounds(feeders: list[Feeder], count: int) -> None:
+def rounds(feeders: list[Feeder], count: int) -> None:
     """End `count` steps, of the busiest queue first. After each one, woken queues pick."""
     for feeder in feeders:
-        await feeder.tick()
+        feeder.tick()
     for _ in range(count):
         max(feeders, key=lambda feeder: feeder.running).end_one()
         while woken := [feeder for feeder in feeders if feeder.is_woken]:
             for feeder in woken:
-                await feeder.tick()
+                feeder.tick()
 
 
 @pytest.mark.clause("FED-4")
 @pytest.mark.parametrize("limit", [1, 4, 10])
-async def test_capacity_is_shared_by_weight(limit: int) -> None:
+def test_capacity_is_shared_by_weight(limit: int) -> None:
     budget = Budget(limit)
     heavy, light = Feeder(budget, 100, 3), Feeder(budget, 100, 1)
-    await rounds([heavy, light], 400)
+    rounds([heavy, light], 400)
     assert heavy.running + light.running == limit
     assert abs(heavy.begun - 3 * light.begun) <= 4 * limit
 
 
-async def test_idle_queue_leaves_its_share_to_others() -> None:
+def test_idle_queue_leaves_its_share_to_others() -> None:
     budget = Budget(4)
     idle, busy = Feeder(budget, 10, 100), Feeder(budget, 10, 1)
     idle.has_work = False
-    await rounds([idle, busy], 50)
+    rounds([idle, busy], 50)
     assert (idle.begun, busy.running) == (0, 4)
     idle.has_work = True
-    await rounds([idle, busy], 40)
+    rounds([idle, busy], 40)
     assert idle.begun >= 30, "its unused share is neither saved up nor lost"
     assert busy.begun >= 50
 
 
-async def test_queue_at_its_limit_does_not_block_others() -> None:
+def test_queue_at_its_limit_does_not_block_others() -> None:
     budget = Budget(4)
     small, big = Feeder(budget, 1, 100), Feeder(budget, 10, 1)
-    await rounds([small, big], 100)
+    rounds([small, big], 100)
     assert (small.running, big.running) == (1, 3)
 
 
-async def test_waiting_executions_go_before_new_picks() -> None:
-    feeder = Feeder(Budget(1), 5, 1)
-    await feeder.tick()
-    waiting = asyncio.ensure_future(feeder.capacity.acquire())
-    await asyncio.sleep(0)
+def test_waiting_executions_go_before_new_picks() -> None:
+    feeder, granted = Feeder(Budget(1), 5, 1), list[object]()
+    feeder.capacity.on_granted = granted.append
+    feeder.tick()
+    assert not feeder.capacity.acquire("waiting")
     assert feeder.capacity.waiting == 1
     feeder.end_one()
     assert feeder.capacity.reserve() == 0
-    await waiting
+    assert granted == ["waiting"]
 
 
-async def test_cancelled_waiter_passes_its_capacity_on() -> None:
+def test_execution_that_stops_waiting_gets_no_capacity() -> None:
     for capacity in (Capacity(1), SharedCapacity(1, Budget(1), 1)):
+        granted: list[object] = []
+        capacity.on_granted = granted.append
         assert capacity.reserve() == 1
-        await capacity.acquire()
-        first, second = asyncio.ensure_future(capacity.acquire()), asyncio.ensure_future(capacity.acquire())
-        await asyncio.sleep(0)
+        assert [capacity.acquire(name) for name in ("running", "first", "second")] == [True, False, False]
         assert capacity.waiting == 2
+        capacity.leave("first")
         capacity.release()
-        first.cancel()
-        await asyncio.wait([first])
-        await second
+        assert granted == ["second"]
         assert capacity.reserve() == 0
         capacity.release()
         assert capacity.reserve() == 1
@@ -113,9 +112,16 @@ async def test_budget_is_conserved() -> None:
     budget = Budget(3)
     counts: Counter[str] = Counter()
     queues = [SharedCapacity(2, budget, weight) for weight in (1, 2, 5)]
+    for capacity in queues:
+        capacity.on_granted = lambda granted: granted.set_result(None)
 
     async def step(capacity: SharedCapacity, number: int) -> None:
-        await capacity.acquire()
+        granted = asyncio.get_running_loop().create_future()
+        if not capacity.acquire(granted):
+            if number % 7 == 0:
+                capacity.leave(granted)
+                return
+            await granted
         counts["running"] += 1
         assert counts["running"] <= 3
         await asyncio.sleep(0.0001 * (number % 3))
@@ -123,11 +129,8 @@ async def test_budget_is_conserved() -> None:
         counts["ended"] += 1
         capacity.release()
 
-    tasks = [asyncio.ensure_future(step(queues[n % 3], n)) for n in range(300)]
-    for number, task in enumerate(tasks):
-        if number % 7 == 0:
-            task.cancel()
-    async with asyncio.timeout(20):
-        await asyncio.wait(tasks)
-    assert counts["ended"] == sum(not task.cancelled() for task in tasks) > 200
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        for number in range(300):
+            group.create_task(step(queues[number % 3], number))
+    assert 200 < counts["ended"] < 300
     assert budget.free == 3

@@ -6,22 +6,24 @@ share a budget get it by weighted fair queueing.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 __all__ = ["Budget", "Capacity", "SharedCapacity"]
 
 
 class Capacity:
-    """A semaphore of `limit` steps with a FIFO of waiters. Bound to one event loop."""
+    """A semaphore of `limit` steps with a FIFO of waiters. It does not block: a waiter gets its capacity by a call."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.on_offer: Callable[[], None] = lambda: None
         """Called when shared capacity is free and no execution waits for it: time to pick."""
+        self.on_granted: Callable[[Any], None] = lambda waiter: None
+        """Called with a waiter of `acquire` that has got its capacity."""
         self._busy = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[object] = deque()
 
     @property
     def waiting(self) -> int:
@@ -43,21 +45,16 @@ class Capacity:
     def withdraw(self) -> None:
         """Stop competing for shared capacity: this queue has no more work."""
 
-    async def acquire(self, on_wait: Callable[[], None] = lambda: None) -> None:
-        """Wait for capacity for one step. Calls `on_wait` if none is available at once."""
+    def acquire(self, waiter: object) -> bool:
+        """Take capacity for one step. If none is free, return False; `on_granted` is called when the waiter gets it."""
         if self._try_acquire():
-            return
-        on_wait()
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            return True
         self._waiting.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self.release()  # granted and cancelled in the same loop iteration: pass it on
-            elif waiter in self._waiting:
-                self._waiting.remove(waiter)
-            raise
+        return False
+
+    def leave(self, waiter: object) -> None:
+        """Stop waiting."""
+        self._waiting.remove(waiter)
 
     def release(self) -> None:
         """Return the capacity of one step. The longest waiter gets it."""
@@ -76,13 +73,8 @@ class Capacity:
         return True
 
     def _serve(self) -> None:
-        while self._waiting:
-            if self._waiting[0].done():
-                del self._waiting[0]  # cancelled
-            elif self._try_acquire():
-                self._waiting.popleft().set_result(None)
-            else:
-                return
+        while self._waiting and self._try_acquire():
+            self.on_granted(self._waiting.popleft())
 
 
 class Budget:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -24,6 +27,7 @@ from .capacity import Capacity
 from .executor import Executor, log_failure
 from .flusher import Flusher
 from .heartbeat import Heartbeat
+from .in_flight import InFlight, Stage
 from .paused_queues import PausedQueues
 from .processes.process_pool import ProcessDiedError
 from .worker_context import WorkerContext
@@ -31,32 +35,16 @@ from .worker_context import WorkerContext
 __all__ = ["ExecutionRunner"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
-
-
-class _InFlight:
-    """A leased execution of this worker, and the task that runs it."""
-
-    __slots__ = ("execution", "is_in_step", "is_interrupted", "is_lost", "lease", "started", "task")
-    task: asyncio.Task[None]
-
-    def __init__(self, execution: Execution) -> None:
-        self.execution = execution
-        """The current step. Chaining replaces it; the lease stays."""
-        self.lease = execution.lease
-        self.is_in_step = False
-        """Whether the task runs a step or waits for capacity to run it, rather than for a commit."""
-        self.started: float | None = None
-        """When the current step started (monotonic); `None` while it waits for capacity."""
-        self.is_interrupted = False
-        """Whether a cancel has interrupted the step and the step has yet to end."""
-        self.is_lost = False
-        """Whether the loss of the lease has been logged."""
+# Seconds for which ready executions run before other work of the event loop gets its turn.
+_TIME_SLICE: Final = 0.005
 
 
 class ExecutionRunner:
     """Runs leased executions of one queue: step, commit, next step on the same lease.
 
-    Each execution is a task. It holds capacity while its step runs, and gives it back during the commit.
+    One task runs the ready executions, one step after the other. When a step suspends, the task belongs to that step
+    alone, and a new task runs the other executions. So only steps that suspend cost a task, and a step always has the
+    same current task. An execution holds capacity while its step runs, and gives it back during the commit.
     """
 
     def __init__(
@@ -72,22 +60,34 @@ class ExecutionRunner:
         on_bug: Callable[[BaseException], None],
     ) -> None:
         self.capacity = capacity
+        capacity.on_granted = self._on_granted
         self.paused = PausedQueues()
         self.on_capacity_freed: Callable[[], None] = lambda: None
-        """Called when a step has returned its capacity, and when an execution has ended."""
+        """Called after steps have returned their capacity, and after executions have ended."""
         self._queue = queue
         self._context = context
         self._settings = context.settings
         self._telemetry = context.telemetry
+        self._chain_steps = context.settings.chain_steps
         self._chain_seconds = context.settings.chain_time.total_seconds()
         self._database = database
         self._executor = executor
         self._flusher = flusher
         self._heartbeat = heartbeat
         self._on_bug = on_bug
-        self._in_flight: dict[Lease, _InFlight] = {}
+        self._loop = asyncio.get_running_loop()
+        # Steps start in a copy of it: they do not see context variables of each other or of the engine's tasks.
+        self._contextvars = contextvars.copy_context()
+        self._in_flight: dict[Lease, InFlight] = {}
+        self._ready: deque[InFlight] = deque()
+        # The task that runs the ready executions, until a step suspends.
+        self._runner: asyncio.Task[None] | None = None
+        # Executions that have ended and whose leases are still renewed.
+        self._ended: list[InFlight] = []
         self._may_chain = True
-        self._is_drain_skipped = asyncio.Event()
+        # Set when an execution has ended, and when the wait for running steps is skipped.
+        self._changed = asyncio.Event()
+        self._is_drain_skipped = False
 
     @property
     def in_flight(self) -> int:
@@ -97,38 +97,58 @@ class ExecutionRunner:
     @property
     def running(self) -> int:
         """The number of executions whose step runs."""
-        return sum(one.is_in_step and one.started is not None for one in self._in_flight.values())
+        return len(self._at(Stage.IN_STEP))
 
-    def start(self, execution: Execution) -> None:
-        """Run a leased execution in a task of its own."""
-        one = _InFlight(execution)
-        self._track(one, self._run(one))
+    def start(self, executions: Iterable[InFlight]) -> None:
+        """Run leased executions. The heartbeat already renews their leases."""
+        for one in executions:
+            self._in_flight[one.lease] = one
+            self._admit(one)
 
-    def rejoin(self, execution: Execution) -> None:
+    def rejoin(self, one: InFlight) -> None:
         """Return a leased parent to its barrier, because a child is live again."""
-        self._track(_InFlight(execution), self._rejoin(execution))
+        execution = one.execution
+        _log.info(
+            "step waits for children again: %s %d, step %s; %d children were retried",
+            execution.fsm,
+            execution.id,
+            execution.step,
+            execution.live_children,
+        )
+        self._in_flight[one.lease] = one
+        self._submit(one, rejoin(execution))
 
     def cancel(self, lease: Lease) -> None:
         """Pass a cancel request to the step; interrupt the step if it has not started, or if it allows that."""
         one = self._in_flight.get(lease)
-        if one is None or not one.is_in_step or one.execution.cancellation.is_requested:
+        if one is None or one.execution.cancellation.is_requested:
             return
-        one.execution.cancellation.is_requested = True
-        if one.started is None or self._executor.may_interrupt(one.execution):
-            one.is_interrupted = True
-            one.task.cancel()
+        match one.stage:
+            case Stage.WAITING | Stage.READY:
+                one.execution.cancellation.is_requested = True
+                self._withdraw(one)
+                if one.granted is None:
+                    # Every outcome ends as cancelled now.
+                    self._submit(one, release(one.execution))
+                elif not one.granted.done():
+                    one.granted.set_result(None)
+            case Stage.IN_STEP:
+                one.execution.cancellation.is_requested = True
+                if one.task is not None and self._executor.may_interrupt(one.execution):
+                    # The task runs nothing else: the event loop is free, so the step is suspended.
+                    one.is_interrupted = True
+                    one.task.cancel()
 
     def on_lease_lost(self, lease: Lease) -> None:
         """Stop the step of a lost lease. Whatever it still does, it cannot commit."""
         one = self._in_flight.get(lease)
-        if one is None or not one.is_in_step:
+        if one is None or one.stage in (Stage.COMMITTING, Stage.STOPPED):
             return
-        one.is_in_step = False
         # A step in a thread cannot be interrupted; it can check this flag.
         one.execution.cancellation.is_requested = True
-        one.task.cancel()
         one.is_lost = True
         self._log_lost(one.execution)
+        self._stop(one)
 
     def stop_chaining(self) -> None:
         """Commit each running step without starting the next."""
@@ -137,34 +157,34 @@ class ExecutionRunner:
 
     def skip_drain(self) -> None:
         """Stop waiting for running steps."""
-        self._is_drain_skipped.set()
+        self._is_drain_skipped = True
+        self._changed.set()
 
     async def drain(self, timeout: timedelta) -> None:
         """Wait for running steps, at most `timeout`; then release unfinished executions at no cost."""
         in_flight = self.in_flight
-        # Executions that were leased ahead do not start any more. After this, each of them waits for capacity.
-        await asyncio.sleep(0)
-        released = await self._give_back([one for one in self._in_step() if one.started is None])
-        await self._wait_for_steps(timeout)
-        unfinished = self._in_step()
-        released += await self._give_back(unfinished)
-        committing = [one.task for one in self._in_flight.values() if one not in unfinished]
-        if committing:
-            _, late = await asyncio.wait(committing, timeout=shutdown_timeouts.COMMITS)
+        # Executions that were leased ahead do not start any more.
+        released = await self._give_back([*self._at(Stage.WAITING), *self._at(Stage.READY)])
+        await self._wait_until(lambda: not self._in_flight or self._is_drain_skipped, timeout.total_seconds())
+        released += await self._give_back(
+            [*self._at(Stage.WAITING), *self._at(Stage.READY), *self._at(Stage.IN_STEP)]
+        )
+        await self._wait_until(lambda: not self._at(Stage.COMMITTING), shutdown_timeouts.COMMITS)
+        for one in self._at(Stage.COMMITTING):
             # An effect that has not ended by now is rolled back, and runs again with its step.
-            for task in late:
-                task.cancel()
+            if one.task is not None:
+                one.task.cancel()
         # A step that ignores its cancellation is left behind: its lease is released, so it cannot commit.
         self._telemetry.emit(SchedulerDrain(released=released, in_flight=in_flight, queue=self._queue))
 
-    async def release(self, executions: Iterable[Execution]) -> int:
+    async def release(self, executions: Iterable[InFlight]) -> int:
         """Return executions to the queue at no cost, in one group commit. Returns how many were still leased."""
         tasks = []
-        for execution in executions:
-            one = self._in_flight.get(execution.lease)
-            entry = release(execution)
-            entry.started_at = None if one is None else self._started_at(one.started)
-            tasks.append(asyncio.get_running_loop().create_task(self._flusher.commit(entry)))
+        for one in executions:
+            entry = release(one.execution)
+            if one.running is not None:
+                entry.started_at = self._context.clock.seconds_at(one.running[1])
+            tasks.append(self._loop.create_task(self._flusher.commit(entry)))
         if not tasks:
             return 0
         done, late = await asyncio.wait(tasks, timeout=shutdown_timeouts.COMMITS)
@@ -172,145 +192,279 @@ class ExecutionRunner:
             task.cancel()
         return sum(isinstance(task.result(), Committed) for task in done)
 
-    def _in_step(self) -> list[_InFlight]:
-        return [one for one in self._in_flight.values() if one.is_in_step]
+    def _at(self, stage: Stage) -> list[InFlight]:
+        return [one for one in self._in_flight.values() if one.stage is stage]
 
-    async def _give_back(self, unfinished: list[_InFlight]) -> int:
+    async def _give_back(self, unfinished: list[InFlight]) -> int:
         for one in unfinished:
-            one.is_in_step = False
+            self._stop(one)
+        return await self.release(unfinished)
+
+    async def _wait_until(self, is_over: Callable[[], bool], seconds: float) -> None:
+        """Wait, at most so many seconds, for a condition that changes when an execution ends."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not is_over():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    def _admit(self, one: InFlight) -> None:
+        """Run the step of this execution once it has capacity."""
+        if self.capacity.acquire(one):
+            self._make_ready(one)
+        else:
+            one.stage = Stage.WAITING
+            one.waiting_since = time.monotonic()
+
+    def _on_granted(self, one: InFlight) -> None:
+        one.waiting_since = None
+        if one.granted is None:
+            self._make_ready(one)
+        else:
+            one.stage = Stage.READY
+            one.granted.set_result(None)
+
+    def _make_ready(self, one: InFlight) -> None:
+        one.stage = Stage.READY
+        self._ready.append(one)
+        if self._runner is None:
+            self._start_runner()
+
+    def _withdraw(self, one: InFlight) -> None:
+        """Give up the capacity of a step that has not started, or the wait for it."""
+        if one.stage is Stage.WAITING:
+            self.capacity.leave(one)
+            one.waiting_since = None
+        else:
+            if one.granted is None:
+                self._ready.remove(one)
+            self.capacity.release()
+        one.stage = Stage.COMMITTING
+
+    def _stop(self, one: InFlight) -> None:
+        """Stop an execution whose lease is lost or released, as far as it can be stopped."""
+        if one.stage is not Stage.IN_STEP:
+            self._withdraw(one)
+        one.stage = Stage.STOPPED
+        if one.task is None:
+            self._end(one)
+        else:
             one.task.cancel()
-        return await self.release(one.execution for one in unfinished)
 
-    async def _wait_for_steps(self, timeout: timedelta) -> None:
-        try:
-            async with asyncio.timeout(timeout.total_seconds()):
-                while self._in_flight and not self._is_drain_skipped.is_set():
-                    skipped = asyncio.get_running_loop().create_task(self._is_drain_skipped.wait())
-                    tasks = [one.task for one in self._in_flight.values()]
-                    try:
-                        await asyncio.wait([skipped, *tasks], return_when=asyncio.FIRST_COMPLETED)
-                    finally:
-                        skipped.cancel()
-        except TimeoutError:
-            pass
+    def _start_runner(self) -> None:
+        self._runner = self._loop.create_task(self._run_ready(), context=self._contextvars.copy())
+        self._runner.add_done_callback(self._on_task_ended)
 
-    def _track(self, one: _InFlight, work: Coroutine[Any, Any, None]) -> None:
-        self._in_flight[one.lease] = one
-        one.task = asyncio.get_running_loop().create_task(work)
-        one.task.add_done_callback(lambda task: self._ended(one.lease, task))
-
-    def _ended(self, lease: Lease, task: asyncio.Task[None]) -> None:
-        self._heartbeat.forget(lease)
-        self._in_flight.pop(lease, None)
-        self.on_capacity_freed()
+    def _on_task_ended(self, task: asyncio.Task[None]) -> None:
+        if task is self._runner:
+            self._runner = None
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_bug(error)
+        elif self._ready and self._runner is None:
+            self._start_runner()
 
-    async def _run(self, one: _InFlight) -> None:
-        """Run and commit one step after the other while the lease is kept."""
-        busy = 0.0
-        steps = self._settings.chain_steps
-        for step_number in range(1, steps + 1):
-            execution = one.execution
-            running.set(execution)
-            may_chain = step_number < steps and busy < self._chain_seconds
-            try:
-                entry = await self._with_capacity(one, self._executor.run(execution, may_chain=may_chain))
-            except ProcessDiedError as error:
-                await self._count_crash(one, error)
-                return
-            seconds = 0.0 if entry.started is None else time.monotonic() - entry.started
-            busy += seconds
-            result = await self._commit(execution, entry, busy)
-            if isinstance(result, EffectFailed):
-                entry, result = await self._executor.recover(
-                    entry,
-                    result,
-                    partial(self._commit, execution, busy=busy),
-                    may_chain=may_chain,
-                    run=partial(self._with_capacity, one, started=entry.started),
-                )
-            self._report(one, entry, result, seconds)
-            if entry.kind != "continue" or not isinstance(result, Committed) or result.status != "executing":
-                return
-            one.execution = _next(execution, entry, result)
+    async def _run_ready(self) -> None:
+        """Run ready executions one after the other, until a step suspends or the time slice is used up."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this is a coroutine
+        # Called when this task has suspended, or after it has ended.
+        self._loop.call_soon(self._on_suspended, task)
+        end = time.monotonic() + _TIME_SLICE
+        try:
+            while self._ready:
+                one = self._ready.popleft()
+                running.set(one.execution)
+                variables = contextvars.copy_context()
+                await self._run_step(one, task)
+                if (
+                    self._runner is not task
+                    # The next step must not see what this one has left.
+                    or contextvars.copy_context() != variables
+                    or task.cancelling()
+                    or time.monotonic() > end
+                ):
+                    return
+        finally:
+            self.on_capacity_freed()
 
-    async def _with_capacity(
-        self, one: _InFlight, step: Coroutine[Any, Any, CommitEntry], started: float | None = None
+    def _on_suspended(self, task: asyncio.Task[None]) -> None:
+        if task is self._runner:
+            self._runner = None
+            if self._ready:
+                self._start_runner()
+
+    async def _run_step(self, one: InFlight, task: asyncio.Task[Any]) -> None:
+        execution = one.execution
+        if execution.queue in self.paused:
+            self.capacity.release()
+            self._submit(one, release(execution))
+            return
+        one.steps += 1
+        one.task = task
+        started = time.monotonic()
+        step = self._executor.run(execution, may_chain=self._may_chain_after(one))
+        try:
+            entry = await self._in_step(one, step, started)
+        except ProcessDiedError as error:
+            one.stage = Stage.COMMITTING
+            await self._count_crash(one, error)
+            self._end(one)
+        except BaseException:
+            self._end(one)
+            raise
+        else:
+            one.task = None
+            one.seconds = time.monotonic() - started
+            one.busy += one.seconds
+            self._submit(one, entry)
+
+    def _may_chain_after(self, one: InFlight) -> bool:
+        return one.steps < self._chain_steps and one.busy < self._chain_seconds
+
+    async def _in_step(
+        self, one: InFlight, step: Coroutine[Any, Any, CommitEntry], started: float
     ) -> CommitEntry:
         """Await user code while holding capacity. Only here may a shutdown, a cancel or a lost lease interrupt."""
-        execution, lease = one.execution, one.lease
-        one.is_in_step = True
-        try:
-            await self.capacity.acquire(lambda: self._heartbeat.step_waits(lease))
-        except asyncio.CancelledError:
-            step.close()
-            self._heartbeat.step_ends(lease)
-            if not self._is_interrupted(one):
-                raise
-            one.is_in_step = False
-            return release(execution)
-        if started is None and execution.queue in self.paused:
-            step.close()
-            self._heartbeat.step_ends(lease)
-            one.is_in_step = False
-            self.capacity.release()
-            return release(execution)
-        one.started = started = started or time.monotonic()
-        started_at = self._context.clock.at(started, execution.leased_at)
-        self._heartbeat.step_begins(lease, execution.step_seq, started, started_at)
+        one.stage = Stage.IN_STEP
+        one.running = (one.execution.step_seq, started)
         try:
             entry = await step
         except asyncio.CancelledError:
-            if not self._is_interrupted(one):
-                if one.is_in_step and self._may_chain:
+            if not one.is_interrupted or one.stage is Stage.STOPPED:
+                if one.stage is Stage.IN_STEP and self._may_chain:
                     _log.warning(
                         "step cancelled its own task: %s %d, step %s; runs again when its lease expires",
-                        execution.fsm,
-                        execution.id,
-                        execution.step,
+                        one.execution.fsm,
+                        one.execution.id,
+                        one.execution.step,
                     )
                 raise
-            entry = release(execution)
+            # Interrupted by `cancel`: every outcome ends as cancelled now.
+            if one.task is not None:
+                one.task.uncancel()
+            entry = release(one.execution)
         finally:
-            one.is_interrupted = one.is_in_step = False
-            one.started = None
-            self._heartbeat.step_ends(lease)
+            one.is_interrupted = False
+            one.running = None
             self.capacity.release()
-            self.on_capacity_freed()
         entry.started = started
         return entry
 
-    def _is_interrupted(self, one: _InFlight) -> bool:
-        """Whether `cancel` has interrupted the step. The task continues: every outcome now ends as cancelled."""
-        if not one.is_interrupted or not one.is_in_step:
-            return False
-        one.is_interrupted = False
-        one.task.uncancel()
-        return True
+    def _submit(self, one: InFlight, entry: CommitEntry) -> None:
+        """Hand an outcome to the group commit."""
+        if one.stage is Stage.STOPPED:
+            if one.is_lost:
+                self._report(one, entry, Stale())
+            self._end(one)
+            return
+        one.stage = Stage.COMMITTING
+        self._prepare(one, entry)
+        if entry.effect is None:
+            self._flusher.submit(entry, partial(self._on_committed, one))
+        else:
+            one.task = self._loop.create_task(self._commit_with_effect(one, entry))
+            one.task.add_done_callback(partial(self._on_effect_ended, one))
 
-    async def _commit(self, execution: Execution, entry: CommitEntry, busy: float) -> CommitResult:
+    def _prepare(self, one: InFlight, entry: CommitEntry) -> None:
         # Check after the step: during the step a shutdown may have begun, the queue been paused, or the time for
         # chained steps been used up. A step with another lease has to be picked anew.
         if entry.kind == "continue" and (
             not self._may_chain
-            or busy > self._chain_seconds
-            or execution.queue in self.paused
-            or not self._has_same_lease(execution, entry)
+            or one.busy > self._chain_seconds
+            or one.execution.queue in self.paused
+            or not self._has_same_lease(one.execution, entry)
         ):
             entry.kind = "next"
-        entry.started_at = self._started_at(entry.started)
-        return await self._flusher.commit(entry)
+        if entry.started is not None:
+            entry.started_at = self._context.clock.seconds_at(entry.started)
+
+    def _on_committed(self, one: InFlight, entry: CommitEntry, result: CommitResult | BaseException) -> None:
+        if isinstance(result, BaseException):
+            self._end(one)
+            self._on_bug(result)
+            return
+        self._report(one, entry, result)
+        if (
+            entry.kind == "continue"
+            and isinstance(result, Committed)
+            and result.status == "executing"
+            and one.stage is Stage.COMMITTING
+        ):
+            one.execution = _next(one.execution, entry, result)
+            self._admit(one)
+        else:
+            self._end(one)
+
+    async def _commit_with_effect(self, one: InFlight, entry: CommitEntry) -> None:
+        running.set(one.execution)
+        started = entry.started or 0.0
+
+        async def commit(entry: CommitEntry) -> CommitResult:
+            if one.stage is Stage.STOPPED:
+                return Stale()
+            one.stage = Stage.COMMITTING
+            self._prepare(one, entry)
+            return await self._flusher.commit(entry)
+
+        result = await self._flusher.commit(entry)
+        if isinstance(result, EffectFailed):
+            entry, result = await self._executor.recover(
+                entry,
+                result,
+                commit,
+                may_chain=self._may_chain_after(one),
+                run=lambda handling: self._handle_effect(one, handling, started),
+            )
+        one.task = None
+        self._on_committed(one, entry, result)
+
+    async def _handle_effect(
+        self, one: InFlight, handling: Coroutine[Any, Any, CommitEntry], started: float
+    ) -> CommitEntry:
+        """Await the handler of a failed effect while holding capacity."""
+        one.granted = self._loop.create_future()
+        try:
+            if self.capacity.acquire(one):
+                one.stage = Stage.READY
+            else:
+                one.stage = Stage.WAITING
+                one.waiting_since = time.monotonic()
+                await one.granted
+        except asyncio.CancelledError:
+            handling.close()
+            raise
+        finally:
+            one.granted = None
+        if one.stage is not Stage.READY:
+            # `cancel` has ended the wait.
+            handling.close()
+            return release(one.execution)
+        return await self._in_step(one, handling, started)
+
+    def _on_effect_ended(self, one: InFlight, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            self._end(one)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._on_bug(error)
+
+    def _end(self, one: InFlight) -> None:
+        """Give up an execution: its lease is not renewed any more."""
+        self._in_flight.pop(one.lease, None)
+        if not self._ended:
+            self._loop.call_soon(self._forget_ended)
+        self._ended.append(one)
+
+    def _forget_ended(self) -> None:
+        self._heartbeat.forget(self._ended)
+        self._ended = []
+        self._changed.set()
+        self.on_capacity_freed()
 
     def _has_same_lease(self, execution: Execution, entry: CommitEntry) -> bool:
         fsm, version, leases = execution.fsm, execution.version, self._context.leases
         return leases.of(fsm, version, entry.step) == leases.of(fsm, version, execution.step)
 
-    def _started_at(self, started: float | None) -> float | None:
-        """Convert the start of a step to the database's clock."""
-        return None if started is None else self._context.clock.seconds_at(started)
-
-    async def _count_crash(self, one: _InFlight, error: ProcessDiedError) -> None:
+    async def _count_crash(self, one: InFlight, error: ProcessDiedError) -> None:
         """Record a crash of the step's process at once, as the reaper would when the lease expires."""
         execution = one.execution
         _log.error("step crashed: %s %d, step %s: %s", execution.fsm, execution.id, execution.step, error)
@@ -323,17 +477,7 @@ class ExecutionRunner:
             ReaperReaped(count=len(reaped.ids), ids=tuple(reaped.ids), capped=tuple(reaped.capped))
         )
 
-    async def _rejoin(self, execution: Execution) -> None:
-        _log.info(
-            "step waits for children again: %s %d, step %s; %d children were retried",
-            execution.fsm,
-            execution.id,
-            execution.step,
-            execution.live_children,
-        )
-        await self._flusher.commit(rejoin(execution))
-
-    def _report(self, one: _InFlight, entry: CommitEntry, result: CommitResult, seconds: float) -> None:
+    def _report(self, one: InFlight, entry: CommitEntry, result: CommitResult) -> None:
         execution, telemetry = one.execution, self._telemetry
         if isinstance(result, Committed):
             self._log_committed(execution, entry, result)
@@ -348,7 +492,7 @@ class ExecutionRunner:
         elif entry.started is not None and telemetry.is_wanted(StepStop):
             telemetry.emit(
                 StepStop(
-                    duration=timedelta(seconds=seconds),
+                    duration=timedelta(seconds=one.seconds),
                     id=execution.id,
                     fsm=execution.fsm,
                     step=execution.step,

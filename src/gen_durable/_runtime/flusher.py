@@ -23,15 +23,17 @@ from .database_status import DatabaseRetry, DatabaseStatus
 from .effects import EffectError, EffectRetries, commit_with_effect
 from .wake import Wakes
 
-__all__ = ["Flusher"]
+__all__ = ["Acknowledge", "Flusher"]
 
 T = TypeVar("T")
 
 _log: Final = logging.getLogger("gen_durable.worker")
-_Future: TypeAlias = "asyncio.Future[CommitResult]"
-_Waiting: TypeAlias = tuple[CommitEntry, _Future]
-_Futures: TypeAlias = dict[int, _Future]
-"""Futures by the `id()` of their entries. One batch can hold two outcomes of the same instance."""
+Acknowledge: TypeAlias = Callable[[CommitEntry, CommitResult | BaseException], None]
+"""Called once: with the entry that was written, which may replace a refused one, and the result of its commit; or with
+an error that no retry outlasts."""
+_Waiting: TypeAlias = tuple[CommitEntry, Acknowledge]
+_Waiters: TypeAlias = dict[int, Acknowledge]
+"""By the `id()` of their entries. One batch can hold two outcomes of the same instance."""
 
 # Such a batch takes tens of milliseconds. A larger one is not faster per outcome, and its first outcome waits longer.
 _MAX_BATCH: Final = 1000
@@ -79,10 +81,23 @@ class Flusher:
         """Commit an outcome. Returns once it is durable or stale, or once its effect has failed."""
         if entry.effect is not None:
             return await self._commit_with_effect(entry)
-        future: _Future = self._loop.create_future()
-        self._waiting.append((entry, future))
-        self._arrived.set()
+        future: asyncio.Future[CommitResult] = self._loop.create_future()
+
+        def acknowledge(_: CommitEntry, result: CommitResult | BaseException) -> None:
+            if future.done():
+                return  # cancelled
+            if isinstance(result, BaseException):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        self.submit(entry, acknowledge)
         return await future
+
+    def submit(self, entry: CommitEntry, acknowledge: Acknowledge) -> None:
+        """Commit an outcome without an effect with the next batch, then call `acknowledge`."""
+        self._waiting.append((entry, acknowledge))
+        self._arrived.set()
 
     async def run(self) -> None:
         """Commit outcomes until cancelled."""
@@ -110,7 +125,7 @@ class Flusher:
 
         `maybe_committed`: a lost connection may have committed these outcomes, so a stale result has to be confirmed.
         """
-        futures = {id(entry): future for entry, future in batch}
+        waiters = {id(entry): acknowledge for entry, acknowledge in batch}
         pending = commits.in_lock_order(entry for entry, _ in batch)
         breaks = 0
         while pending:
@@ -118,15 +133,15 @@ class Flusher:
                 report = await self._send(pending)
             except StatementError as error:
                 maybe_committed = maybe_committed or is_outage(error)
-                pending = await self._recover(error, pending, futures, maybe_committed=maybe_committed)
+                pending = await self._recover(error, pending, waiters, maybe_committed=maybe_committed)
                 breaks += is_break(error)
                 if breaks == _MAX_BREAKS:
-                    await self._flush_in_halves(pending, futures, maybe_committed=maybe_committed)
+                    await self._flush_in_halves(pending, waiters, maybe_committed=maybe_committed)
                     return
             else:
                 self._batch_retry.succeeded()
                 results = await self._confirm(pending, report.results) if maybe_committed else report.results
-                self._acknowledge(pending, results, futures)
+                self._acknowledge(pending, results, waiters)
                 self._wakes.work(report.queues)
                 return
 
@@ -144,20 +159,20 @@ class Flusher:
         return await self._database.run_in_transaction(commits.commit(entries, self._recorder))
 
     async def _recover(
-        self, error: StatementError, entries: list[CommitEntry], futures: _Futures, *, maybe_committed: bool
+        self, error: StatementError, entries: list[CommitEntry], waiters: _Waiters, *, maybe_committed: bool
     ) -> list[CommitEntry]:
         """Handle the error of a batch. Returns the outcomes that are still to be committed in it."""
         if error.sqlstate == LOCK_NOT_AVAILABLE:
-            return await self._set_aside_locked(entries, futures, maybe_committed=maybe_committed)
+            return await self._set_aside_locked(entries, waiters, maybe_committed=maybe_committed)
         if is_data(error):
-            return await self._isolate(error, entries, futures, maybe_committed=maybe_committed)
+            return await self._isolate(error, entries, waiters, maybe_committed=maybe_committed)
         await asyncio.sleep(self._batch_retry.pause(error))
         if is_outage(error):
-            return await self._resolve(entries, futures)
+            return await self._resolve(entries, waiters)
         return entries
 
     async def _set_aside_locked(
-        self, entries: list[CommitEntry], futures: _Futures, *, maybe_committed: bool
+        self, entries: list[CommitEntry], waiters: _Waiters, *, maybe_committed: bool
     ) -> list[CommitEntry]:
         """Commit outcomes whose rows another transaction has locked separately. Returns the other outcomes."""
         try:
@@ -170,26 +185,28 @@ class Flusher:
             free = [entry for entry in entries if not _touches_other_rows(entry)]
             locked = [entry for entry in entries if _touches_other_rows(entry)]
         for entry in locked:
-            self._commit_separately(entry, futures[id(entry)], maybe_committed=maybe_committed)
+            self._commit_separately(entry, waiters[id(entry)], maybe_committed=maybe_committed)
         return free
 
-    def _commit_separately(self, entry: CommitEntry, future: _Future, *, maybe_committed: bool) -> None:
+    def _commit_separately(
+        self, entry: CommitEntry, acknowledge: Acknowledge, *, maybe_committed: bool
+    ) -> None:
         """Start a task that commits one outcome on a connection for slow commits."""
 
         def ended(task: asyncio.Task[None]) -> None:
             self._separate.discard(task)
-            # An error that no retry outlasts is raised in the execution that waits for this outcome.
-            if not task.cancelled() and (error := task.exception()) is not None and not future.done():
-                future.set_exception(error)
+            # An error that no retry outlasts.
+            if not task.cancelled() and (error := task.exception()) is not None:
+                acknowledge(entry, error)
 
         task = self._loop.create_task(
-            self._run_separate_commit(entry, future, maybe_committed=maybe_committed)
+            self._run_separate_commit(entry, acknowledge, maybe_committed=maybe_committed)
         )
         self._separate.add(task)
         task.add_done_callback(ended)
 
     async def _run_separate_commit(
-        self, entry: CommitEntry, future: _Future, *, maybe_committed: bool
+        self, entry: CommitEntry, acknowledge: Acknowledge, *, maybe_committed: bool
     ) -> None:
         retry = DatabaseRetry("separate commit", self._database_status)
         while True:
@@ -198,7 +215,7 @@ class Flusher:
                 report = await self._slow_commits.run_in_transaction(plan)
             except StatementError as error:
                 if is_data(error) and entry.is_refused:
-                    self._give_up(error, entry, {id(entry): future})
+                    self._give_up(error, entry, {id(entry): acknowledge})
                     return
                 if is_data(error):
                     entry = _refused(entry, error)
@@ -206,11 +223,11 @@ class Flusher:
                 maybe_committed = maybe_committed or is_outage(error)
                 if error.sqlstate != LOCK_NOT_AVAILABLE:
                     await asyncio.sleep(retry.pause(error))
-                if is_outage(error) and not await self._resolve([entry], {id(entry): future}):
+                if is_outage(error) and not await self._resolve([entry], {id(entry): acknowledge}):
                     return
             else:
                 results = await self._confirm([entry], report.results) if maybe_committed else report.results
-                self._acknowledge([entry], results, {id(entry): future})
+                self._acknowledge([entry], results, {id(entry): acknowledge})
                 self._wakes.work(report.queues)
                 return
 
@@ -294,44 +311,44 @@ class Flusher:
         del self._unfinished[: len(finished)]
 
     async def _isolate(
-        self, error: StatementError, entries: list[CommitEntry], futures: _Futures, *, maybe_committed: bool
+        self, error: StatementError, entries: list[CommitEntry], waiters: _Waiters, *, maybe_committed: bool
     ) -> list[CommitEntry]:
         """Find the outcome that the database refuses, by halving the batch, and fail its instance only."""
         if len(entries) > 1:
-            await self._flush_in_halves(entries, futures, maybe_committed=maybe_committed)
+            await self._flush_in_halves(entries, waiters, maybe_committed=maybe_committed)
             return []
         if entries[0].is_refused:
-            self._give_up(error, entries[0], futures)
+            self._give_up(error, entries[0], waiters)
             return []
         failed = _refused(entries[0], error)
-        futures[id(failed)] = futures.pop(id(entries[0]))
+        waiters[id(failed)] = waiters.pop(id(entries[0]))
         return [failed]
 
     async def _flush_in_halves(
-        self, entries: list[CommitEntry], futures: _Futures, *, maybe_committed: bool
+        self, entries: list[CommitEntry], waiters: _Waiters, *, maybe_committed: bool
     ) -> None:
         """Commit two halves one after the other; a single outcome separately."""
         if len(entries) == 1:
-            self._commit_separately(entries[0], futures[id(entries[0])], maybe_committed=maybe_committed)
+            self._commit_separately(entries[0], waiters[id(entries[0])], maybe_committed=maybe_committed)
             return
         half = len(entries) // 2
         for part in (entries[:half], entries[half:]):
             await self._flush(
-                [(entry, futures[id(entry)]) for entry in part], maybe_committed=maybe_committed
+                [(entry, waiters[id(entry)]) for entry in part], maybe_committed=maybe_committed
             )
 
-    def _give_up(self, error: StatementError, entry: CommitEntry, futures: _Futures) -> None:
+    def _give_up(self, error: StatementError, entry: CommitEntry, waiters: _Waiters) -> None:
         """Leave an instance whose failure cannot be written. Its lease expires, and the reaper fails it as poison."""
         _log_refusal(entry, "failure refused by the database", error, "its lease will expire")
-        self._acknowledge([entry], [Stale(is_given_up=True)], futures)
+        self._acknowledge([entry], [Stale(is_given_up=True)], waiters)
 
-    async def _resolve(self, entries: list[CommitEntry], futures: _Futures) -> list[CommitEntry]:
+    async def _resolve(self, entries: list[CommitEntry], waiters: _Waiters) -> list[CommitEntry]:
         """After a lost COMMIT, acknowledge the outcomes that it has decided. Returns those to send again."""
         statuses = await self._commit_status(entries)
         known = [
             (entry, result) for entry, result in zip(entries, statuses, strict=True) if result is not None
         ]
-        self._acknowledge([entry for entry, _ in known], [result for _, result in known], futures)
+        self._acknowledge([entry for entry, _ in known], [result for _, result in known], waiters)
         return [entry for entry, result in zip(entries, statuses, strict=True) if result is None]
 
     async def _commit_status(self, entries: list[CommitEntry]) -> list[CommitResult | None]:
@@ -350,13 +367,11 @@ class Flusher:
                 return answer
 
     def _acknowledge(
-        self, entries: Sequence[CommitEntry], results: Sequence[CommitResult], futures: _Futures
+        self, entries: Sequence[CommitEntry], results: Sequence[CommitResult], waiters: _Waiters
     ) -> None:
         has_ended_or_parked = has_events = False
         for entry, result in zip(entries, results, strict=True):
-            future = futures[id(entry)]
-            if not future.done():
-                future.set_result(result)
+            waiters[id(entry)](entry, result)
             if isinstance(result, Committed):
                 has_ended_or_parked = has_ended_or_parked or result.status in _ENDED_OR_PARKED
                 has_events = has_events or bool(self._recorder.events(entry))

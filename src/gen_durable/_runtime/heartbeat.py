@@ -11,10 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import datetime, timedelta
 from typing import Final
-
-import msgspec
 
 from .._core.model import Lease
 from .._db.failures import StatementError
@@ -23,6 +20,7 @@ from .._db.pool import Database
 from .._db.reply_timeouts import ReplyTimeouts
 from ..connections import Dsn
 from .database_status import REPAIR_WITHIN, DatabaseRetry
+from .in_flight import InFlight
 from .worker_context import WorkerContext
 
 __all__ = ["Heartbeat"]
@@ -31,17 +29,6 @@ __all__ = ["Heartbeat"]
 # end before. So a start is recorded, and a cancel noticed, within a second.
 _WATCH_AFTER: Final = 0.5
 _WATCH_INTERVAL: Final = 0.5
-
-
-class _RunningStep(msgspec.Struct, gc=False):
-    """A step that runs, and whether its start is recorded in the database."""
-
-    step_seq: int
-    started: float
-    """By the monotonic clock."""
-    started_at: datetime | None
-    """By the database's clock."""
-    is_recorded: bool = False
 
 
 class Heartbeat:
@@ -66,12 +53,9 @@ class Heartbeat:
         self._on_failure = on_failure
         self._on_silence = on_silence
         self._lock = threading.Lock()
-        # Lease → when it was last renewed (monotonic), and its length. Guarded by the lock.
-        self._leases: dict[Lease, tuple[float, timedelta]] = {}
-        # The running step of each lease. Guarded by the lock.
-        self._running: dict[Lease, _RunningStep] = {}
-        # Lease → since when its next step waits for capacity. Guarded by the lock.
-        self._waiting: dict[Lease, float] = {}
+        # The executions whose leases are renewed. Guarded by the lock.
+        self._kept: dict[Lease, InFlight] = {}
+        self._clock = context.clock
         self._loop = asyncio.get_running_loop()
         self._thread_loop: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._ready = threading.Event()
@@ -88,34 +72,20 @@ class Heartbeat:
             loop, stop = self._thread_loop
             loop.call_soon_threadsafe(stop.set)
 
-    def keep(self, lease: Lease, length: timedelta) -> None:
-        """Renew this lease from now on, by `length`."""
+    def keep(self, executions: Iterable[InFlight]) -> None:
+        """Renew the leases of these executions from now on."""
         with self._lock:
-            self._leases[lease] = (time.monotonic(), length)
+            self._kept.update((one.lease, one) for one in executions)
 
-    def forget(self, lease: Lease) -> None:
-        """Stop renewing this lease."""
+    def forget(self, executions: Iterable[InFlight]) -> None:
+        """Stop renewing the leases of these executions."""
         with self._lock:
-            self._leases.pop(lease, None)
-            self._running.pop(lease, None)
-            self._waiting.pop(lease, None)
+            for one in executions:
+                self._kept.pop(one.lease, None)
 
-    def step_waits(self, lease: Lease) -> None:
-        """Record that the next step of this lease waits for capacity."""
+    def _all_kept(self) -> list[InFlight]:
         with self._lock:
-            self._waiting[lease] = time.monotonic()
-
-    def step_begins(self, lease: Lease, step_seq: int, started: float, started_at: datetime | None) -> None:
-        """Record that a step starts: `started` is monotonic, `started_at` by the database's clock."""
-        with self._lock:
-            self._waiting.pop(lease, None)
-            self._running[lease] = _RunningStep(step_seq, started, started_at)
-
-    def step_ends(self, lease: Lease) -> None:
-        """Record that the step has ended, or no longer waits."""
-        with self._lock:
-            self._waiting.pop(lease, None)
-            self._running.pop(lease, None)
+            return list(self._kept.values())
 
     def _serve(self) -> None:
         try:
@@ -170,42 +140,42 @@ class Heartbeat:
     async def _beat_once(self, database: Database) -> None:
         if due := self._due():
             sent = time.monotonic()
-            lost, locked = await database.run(renew(due))
-            self._renewed(due.keys() - locked, lost, sent)
+            lost, locked = await database.run(renew({one.lease: one.lease_length for one in due}))
+            self._renewed([one for one in due if one.lease not in locked], lost, sent)
             self._call(self._on_lease_lost, lost)
         running, waiting = self._long_running(), self._long_waiting()
         if not running and not waiting:
             return
         if unrecorded := {
-            key: started_at for key, (started_at, is_recorded) in running.items() if not is_recorded
+            (one.lease, step_seq): self._clock.at(started, one.execution.leased_at)
+            for one, step_seq, started in running
+            if one.recorded != step_seq
         }:
-            self._recorded(await database.run(mark_started(unrecorded)))
-        lost, cancelled = await database.run(watch([*waiting, *(lease for lease, _ in running)]))
+            recorded = await database.run(mark_started(unrecorded))
+            for one, step_seq, _ in running:
+                if (one.lease, step_seq) in recorded:
+                    one.recorded = step_seq
+        lost, cancelled = await database.run(watch([*waiting, *(one.lease for one, _, _ in running)]))
         self._call(self._on_lease_lost, lost)
         self._call(self._on_cancel, cancelled)
 
-    def _long_running(self) -> dict[tuple[Lease, int], tuple[datetime | None, bool]]:
-        """Return the steps that have run for `_WATCH_AFTER`."""
-        now = time.monotonic()
-        with self._lock:
-            return {
-                (lease, step.step_seq): (step.started_at, step.is_recorded)
-                for lease, step in self._running.items()
-                if now - step.started >= _WATCH_AFTER
-            }
+    def _long_running(self) -> list[tuple[InFlight, int, float]]:
+        """Return the executions whose step has run for `_WATCH_AFTER`, with its step_seq and start."""
+        latest = time.monotonic() - _WATCH_AFTER
+        return [
+            (one, *running)
+            for one in self._all_kept()
+            if (running := one.running) is not None and running[1] <= latest
+        ]
 
     def _long_waiting(self) -> list[Lease]:
         """Return the leases whose step has waited for `_WATCH_AFTER`: a cancel or a lost lease ends the wait, too."""
-        now = time.monotonic()
-        with self._lock:
-            return [lease for lease, since in self._waiting.items() if now - since >= _WATCH_AFTER]
-
-    def _recorded(self, recorded: set[tuple[Lease, int]]) -> None:
-        with self._lock:
-            for lease, step_seq in recorded:
-                step = self._running.get(lease)
-                if step is not None and step.step_seq == step_seq:
-                    step.is_recorded = True
+        latest = time.monotonic() - _WATCH_AFTER
+        return [
+            one.lease
+            for one in self._all_kept()
+            if (since := one.waiting_since) is not None and since <= latest
+        ]
 
     def _call(self, callback: Callable[[Lease], None], leases: set[Lease]) -> None:
         for lease in leases:
@@ -214,21 +184,21 @@ class Heartbeat:
             except RuntimeError:
                 return  # the worker's loop is closed
 
-    def _due(self) -> dict[Lease, timedelta]:
+    def _due(self) -> list[InFlight]:
         now = time.monotonic()
-        with self._lock:
-            held = list(self._leases.items())
-        lengths = {length for _, (_, length) in held}
-        half = {length: self._settings.renew_after(length).total_seconds() / 2 for length in lengths}
-        return {lease: length for lease, (renewed, length) in held if now - renewed >= half[length]}
+        kept = self._all_kept()
+        half = {
+            length: self._settings.renew_after(length).total_seconds() / 2
+            for length in {one.lease_length for one in kept}
+        }
+        return [one for one in kept if now - one.renewed >= half[one.lease_length]]
 
-    def _renewed(self, due: Iterable[Lease], lost: set[Lease], sent: float) -> None:
+    def _renewed(self, due: Iterable[InFlight], lost: set[Lease], sent: float) -> None:
+        for one in due:
+            one.renewed = sent
         with self._lock:
-            for lease in due:
-                if lease in lost:
-                    self._leases.pop(lease, None)
-                elif lease in self._leases:
-                    self._leases[lease] = (sent, self._leases[lease][1])
+            for lease in lost:
+                self._kept.pop(lease, None)
 
 
 async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
 
-import msgspec
-
-from .._core.model import Execution
+from .._core.model import Execution, Lease
 from .._db import pick as picks
 from .._db.failures import StatementError, is_outage, is_race
 from .._db.pool import Database
@@ -23,6 +21,7 @@ from ..telemetry import PickStop, SchedulerSaturation
 from .admission import Admission
 from .execution_runner import ExecutionRunner
 from .heartbeat import Heartbeat
+from .in_flight import InFlight
 from .pick_source import FromQueue, Source
 from .service import Service
 from .worker_context import WorkerContext
@@ -89,23 +88,22 @@ class Picker(Service):
             self._capacity.unreserve(reserved)
             self._may_have_more = True
             return wait
-        picked = await self._pick(demand + self._blocked_keys, reserved)
-        for execution in picked.executions:
-            self._runner.start(execution)
+        picked, ready = await self._pick(demand + self._blocked_keys, reserved)
+        self._runner.start(ready)
         self._is_awaiting_capacity = picked.is_awaiting_capacity
-        self._may_have_more = picked.is_awaiting_capacity or len(picked.executions) >= demand
+        self._may_have_more = picked.is_awaiting_capacity or len(ready) >= demand
         if not self._may_have_more:
             self._capacity.withdraw()
-        self._report(len(picked.executions), demand)
+        self._report(len(ready), demand)
         self._blocked_keys = 0
-        if picked.executions:
+        if ready:
             self._last_work = time.monotonic()
         if picked.denied or picked.throttled:
             machines = self._source.known(self._context.registry.keys)
             self._blocked_keys = await self._admission.gate(picked.denied)
             await self._admission.defer_throttled(picked.throttled, machines)
             # The rows after the deferred ones are at the head of the queue now.
-            return timedelta(0) if picked.executions else self._settings.min_poll_interval
+            return timedelta(0) if ready else self._settings.min_poll_interval
         if picked.is_awaiting_capacity:
             return None
         return timedelta(0) if self._may_have_more else self._pause()
@@ -144,19 +142,19 @@ class Picker(Service):
             return timedelta(0)
         return self._settings.poll_interval - timedelta(seconds=time.monotonic() - self._last_pick)
 
-    async def _pick(self, demand: int, reserved: int) -> picks.Picked:
-        """Lease rows, ready to run. Reserved capacity that they do not need becomes free again."""
-        count = 0
+    async def _pick(self, demand: int, reserved: int) -> tuple[picks.Picked, list[InFlight]]:
+        """Lease rows; return also those that are ready to run. Capacity that they do not need becomes free again."""
+        ready: list[InFlight] = []
         paused = self._runner.paused
         version = paused.version
         try:
             self._last_pick = time.monotonic()
-            picked = await self._loaded(await self._lease(demand, reserved))
-            count = len(picked.executions)
+            picked = await self._lease(demand, reserved)
+            ready = await self._loaded(picked.executions)
         finally:
-            self._capacity.unreserve(max(0, reserved - count))
-        paused.picked({execution.queue for execution in picked.executions}, version)
-        return picked
+            self._capacity.unreserve(max(0, reserved - len(ready)))
+        paused.picked({one.execution.queue for one in ready}, version)
+        return picked, ready
 
     async def _lease(self, demand: int, startable: int) -> picks.Picked:
         """Run the pick statement. At most `startable` of the rows start at once; the others are leased ahead."""
@@ -183,33 +181,37 @@ class Picker(Service):
                     context.clock.observe(leased_at, sent, time.monotonic())
                 return picked
 
-    async def _loaded(self, picked: picks.Picked) -> picks.Picked:
-        """Load the inboxes and children of leased rows; drop the rows that cannot run now."""
+    async def _loaded(self, executions: list[Execution]) -> list[InFlight]:
+        """Load the inboxes and children of leased rows. Returns the executions that can run now."""
+        of = self._context.leases.of
+        leased = [InFlight.of(one, of(one.fsm, one.version, one.step)) for one in executions]
         # Keep the leases from here on: loading may take longer than a lease.
-        for one in picked.executions:
-            lease = self._context.leases.of(one.fsm, one.version, one.step)
-            self._heartbeat.keep(one.lease, lease)
-        loaded: list[Execution] = []
+        self._heartbeat.keep(leased)
+        if not any(one.needs_load for one in executions):
+            return leased
+        loaded: dict[Lease, Execution] = {}
         try:
-            loaded = await self._load(picked.executions)
+            loaded = {one.lease: one for one in await self._load(executions)}
         except StatementError:
             # The failure is not caused by these executions: release them at no cost.
-            await self._runner.release(picked.executions)
+            await self._runner.release(leased)
             raise
         finally:
-            for dropped in {one.lease for one in picked.executions} - {one.lease for one in loaded}:
-                self._heartbeat.forget(dropped)
-        # A child was retried after the barrier was released: the joining step must not see a live child.
-        for one in loaded:
-            if one.live_children:
+            self._heartbeat.forget([one for one in leased if one.lease not in loaded])
+        ready: list[InFlight] = []
+        for one in leased:
+            if (execution := loaded.get(one.lease)) is None:
+                continue
+            one.execution = execution
+            if execution.live_children:
+                # A child was retried after the barrier was released: the joining step must not see a live child.
                 self._runner.rejoin(one)
-        ready = [one for one in loaded if not one.live_children]
-        return msgspec.structs.replace(picked, executions=ready)
+            else:
+                ready.append(one)
+        return ready
 
     async def _load(self, executions: list[Execution]) -> list[Execution]:
         """Load all in one statement; if that fails, one by one, without those that fail alone."""
-        if not any(one.needs_load for one in executions):
-            return executions
         try:
             return await self._database.run(picks.load(executions))
         except StatementError as error:
@@ -247,8 +249,7 @@ class Picker(Service):
         if telemetry.is_wanted(PickStop):
             telemetry.emit(PickStop(count=count, demand=demand, queue=queue, worker=self._context.name))
         if telemetry.is_wanted(SchedulerSaturation):
-            # The executions picked just now have not asked for capacity yet.
-            buffer = self._capacity.waiting + max(0, count - self._capacity.available)
+            buffer = self._capacity.waiting
             telemetry.emit(
                 SchedulerSaturation(
                     in_flight=self._runner.in_flight - buffer,
