@@ -27,7 +27,7 @@ from .capacity import Capacity
 from .executor import Executor, log_failure
 from .flusher import Flusher
 from .heartbeat import Heartbeat
-from .in_flight import InFlight, Stage
+from .in_flight import InFlight, Phase
 from .paused_queues import PausedQueues
 from .processes.process_pool import ProcessDiedError
 from .worker_context import WorkerContext
@@ -97,7 +97,7 @@ class ExecutionRunner:
     @property
     def running(self) -> int:
         """The number of executions whose step runs."""
-        return len(self._at(Stage.IN_STEP))
+        return len(self._at(Phase.IN_STEP))
 
     def start(self, executions: Iterable[InFlight]) -> None:
         """Run leased executions. The heartbeat already renews their leases."""
@@ -123,8 +123,8 @@ class ExecutionRunner:
         one = self._in_flight.get(lease)
         if one is None or one.execution.cancellation.is_requested:
             return
-        match one.stage:
-            case Stage.WAITING | Stage.READY:
+        match one.phase:
+            case Phase.WAITING | Phase.READY:
                 one.execution.cancellation.is_requested = True
                 self._withdraw(one)
                 if one.granted is None:
@@ -132,7 +132,7 @@ class ExecutionRunner:
                     self._submit(one, release(one.execution))
                 elif not one.granted.done():
                     one.granted.set_result(None)
-            case Stage.IN_STEP:
+            case Phase.IN_STEP:
                 one.execution.cancellation.is_requested = True
                 if one.task is not None and self._executor.may_interrupt(one.execution):
                     # The task runs nothing else: the event loop is free, so the step is suspended.
@@ -142,7 +142,7 @@ class ExecutionRunner:
     def on_lease_lost(self, lease: Lease) -> None:
         """Stop the step of a lost lease. Whatever it still does, it cannot commit."""
         one = self._in_flight.get(lease)
-        if one is None or one.stage in (Stage.COMMITTING, Stage.STOPPED):
+        if one is None or one.phase in (Phase.COMMITTING, Phase.STOPPED):
             return
         # A step in a thread cannot be interrupted; it can check this flag.
         one.execution.cancellation.is_requested = True
@@ -164,13 +164,13 @@ class ExecutionRunner:
         """Wait for running steps, at most `timeout`; then release unfinished executions at no cost."""
         in_flight = self.in_flight
         # Executions that were leased ahead do not start any more.
-        released = await self._give_back([*self._at(Stage.WAITING), *self._at(Stage.READY)])
+        released = await self._give_back([*self._at(Phase.WAITING), *self._at(Phase.READY)])
         await self._wait_until(lambda: not self._in_flight or self._is_drain_skipped, timeout.total_seconds())
         released += await self._give_back(
-            [*self._at(Stage.WAITING), *self._at(Stage.READY), *self._at(Stage.IN_STEP)]
+            [*self._at(Phase.WAITING), *self._at(Phase.READY), *self._at(Phase.IN_STEP)]
         )
-        await self._wait_until(lambda: not self._at(Stage.COMMITTING), shutdown_timeouts.COMMITS)
-        for one in self._at(Stage.COMMITTING):
+        await self._wait_until(lambda: not self._at(Phase.COMMITTING), shutdown_timeouts.COMMITS)
+        for one in self._at(Phase.COMMITTING):
             # An effect that has not ended by now is rolled back, and runs again with its step.
             if one.task is not None:
                 one.task.cancel()
@@ -192,8 +192,8 @@ class ExecutionRunner:
             task.cancel()
         return sum(isinstance(task.result(), Committed) for task in done)
 
-    def _at(self, stage: Stage) -> list[InFlight]:
-        return [one for one in self._in_flight.values() if one.stage is stage]
+    def _at(self, phase: Phase) -> list[InFlight]:
+        return [one for one in self._in_flight.values() if one.phase is phase]
 
     async def _give_back(self, unfinished: list[InFlight]) -> int:
         for one in unfinished:
@@ -201,7 +201,7 @@ class ExecutionRunner:
         return await self.release(unfinished)
 
     async def _wait_until(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """Wait, at most so many seconds, for a condition that changes when an execution ends."""
+        """Wait up to `seconds` for a condition that changes when an execution ends."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not is_over():
@@ -213,7 +213,7 @@ class ExecutionRunner:
         if self.capacity.acquire(one):
             self._make_ready(one)
         else:
-            one.stage = Stage.WAITING
+            one.phase = Phase.WAITING
             one.waiting_since = time.monotonic()
 
     def _on_granted(self, one: InFlight) -> None:
@@ -221,31 +221,31 @@ class ExecutionRunner:
         if one.granted is None:
             self._make_ready(one)
         else:
-            one.stage = Stage.READY
+            one.phase = Phase.READY
             one.granted.set_result(None)
 
     def _make_ready(self, one: InFlight) -> None:
-        one.stage = Stage.READY
+        one.phase = Phase.READY
         self._ready.append(one)
         if self._runner is None:
             self._start_runner()
 
     def _withdraw(self, one: InFlight) -> None:
         """Give up the capacity of a step that has not started, or the wait for it."""
-        if one.stage is Stage.WAITING:
+        if one.phase is Phase.WAITING:
             self.capacity.leave(one)
             one.waiting_since = None
         else:
             if one.granted is None:
                 self._ready.remove(one)
             self.capacity.release()
-        one.stage = Stage.COMMITTING
+        one.phase = Phase.COMMITTING
 
     def _stop(self, one: InFlight) -> None:
         """Stop an execution whose lease is lost or released, as far as it can be stopped."""
-        if one.stage is not Stage.IN_STEP:
+        if one.phase is not Phase.IN_STEP:
             self._withdraw(one)
-        one.stage = Stage.STOPPED
+        one.phase = Phase.STOPPED
         if one.task is None:
             self._end(one)
         else:
@@ -306,7 +306,7 @@ class ExecutionRunner:
         try:
             entry = await self._in_step(one, step, started)
         except ProcessDiedError as error:
-            one.stage = Stage.COMMITTING
+            one.phase = Phase.COMMITTING
             await self._count_crash(one, error)
             self._end(one)
         except BaseException:
@@ -325,13 +325,13 @@ class ExecutionRunner:
         self, one: InFlight, step: Coroutine[Any, Any, CommitEntry], started: float
     ) -> CommitEntry:
         """Await user code while holding capacity. Only here may a shutdown, a cancel or a lost lease interrupt."""
-        one.stage = Stage.IN_STEP
+        one.phase = Phase.IN_STEP
         one.running = (one.execution.step_seq, started)
         try:
             entry = await step
         except asyncio.CancelledError:
-            if not one.is_interrupted or one.stage is Stage.STOPPED:
-                if one.stage is Stage.IN_STEP and self._may_chain:
+            if not one.is_interrupted or one.phase is Phase.STOPPED:
+                if one.phase is Phase.IN_STEP and self._may_chain:
                     _log.warning(
                         "step cancelled its own task: %s %d, step %s; runs again when its lease expires",
                         one.execution.fsm,
@@ -352,12 +352,12 @@ class ExecutionRunner:
 
     def _submit(self, one: InFlight, entry: CommitEntry) -> None:
         """Hand an outcome to the group commit."""
-        if one.stage is Stage.STOPPED:
+        if one.phase is Phase.STOPPED:
             if one.is_lost:
                 self._report(one, entry, Stale())
             self._end(one)
             return
-        one.stage = Stage.COMMITTING
+        one.phase = Phase.COMMITTING
         self._prepare(one, entry)
         if entry.effect is None:
             self._flusher.submit(entry, partial(self._on_committed, one))
@@ -388,7 +388,7 @@ class ExecutionRunner:
             entry.kind == "continue"
             and isinstance(result, Committed)
             and result.status == "executing"
-            and one.stage is Stage.COMMITTING
+            and one.phase is Phase.COMMITTING
         ):
             one.execution = _next(one.execution, entry, result)
             self._admit(one)
@@ -400,9 +400,9 @@ class ExecutionRunner:
         started = entry.started or 0.0
 
         async def commit(entry: CommitEntry) -> CommitResult:
-            if one.stage is Stage.STOPPED:
+            if one.phase is Phase.STOPPED:
                 return Stale()
-            one.stage = Stage.COMMITTING
+            one.phase = Phase.COMMITTING
             self._prepare(one, entry)
             return await self._flusher.commit(entry)
 
@@ -425,9 +425,9 @@ class ExecutionRunner:
         one.granted = self._loop.create_future()
         try:
             if self.capacity.acquire(one):
-                one.stage = Stage.READY
+                one.phase = Phase.READY
             else:
-                one.stage = Stage.WAITING
+                one.phase = Phase.WAITING
                 one.waiting_since = time.monotonic()
                 await one.granted
         except asyncio.CancelledError:
@@ -435,7 +435,7 @@ class ExecutionRunner:
             raise
         finally:
             one.granted = None
-        if one.stage is not Stage.READY:
+        if one.phase is not Phase.READY:
             # `cancel` has ended the wait.
             handling.close()
             return release(one.execution)

@@ -12,10 +12,10 @@ import msgspec
 
 from .._core.model import Execution, Lease
 
-__all__ = ["InFlight", "Stage"]
+__all__ = ["InFlight", "Phase"]
 
 
-class Stage(Enum):
+class Phase(Enum):
     """What an execution in flight does, or waits for."""
 
     WAITING = auto()
@@ -39,7 +39,7 @@ class InFlight(msgspec.Struct, eq=False):
     lease_length: timedelta
     renewed: float
     """When the lease was renewed last (monotonic). Written by the heartbeat."""
-    stage: Stage = Stage.WAITING
+    phase: Phase = Phase.WAITING
     running: tuple[int, float] | None = None
     """Step_seq and start (monotonic) of the running step. Replaced as a whole, because another thread reads it."""
     waiting_since: float | None = None
