@@ -65,15 +65,13 @@ async def test_no_index_has_a_column_that_chained_commits_or_heartbeats_change(s
         assert not named & CHANGED_WHILE_EXECUTING, index["definition"]
 
 
-async def test_no_indexed_generated_column_depends_on_such_a_column(sql: Any) -> None:
-    made = await sql.fetch(
-        """select a.attname, pg_get_expr(d.adbin, d.adrelid) as expression
-             from pg_attribute a join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
-            where a.attrelid = 'gen_durable.gen_durable'::regclass and a.attgenerated <> ''"""
+async def test_instances_have_no_generated_column(sql: Any) -> None:
+    """PostgreSQL 18 parses generated columns again for every row of an UPDATE that sets none of their base columns."""
+    generated = await sql.fetch(
+        "select attname from pg_attribute"
+        " where attrelid = 'gen_durable.gen_durable'::regclass and attgenerated <> ''"
     )
-    assert {row["attname"] for row in made} == {"correlation_guard", "unique_guard"}
-    for row in made:
-        assert not set(re.findall(r"[a-z_]+", row["expression"])) & CHANGED_WHILE_EXECUTING
+    assert generated == []
 
 
 async def test_heartbeats_and_chained_commits_are_hot_updates(sql: Any) -> None:

@@ -48,8 +48,8 @@ MUTANTS = [
         changes=[
             Change(
                 "sweep_ended",
-                "g.unique_guard is null and g.correlation_guard is null as is_free",
-                "true as is_free",
+                "coalesce(g.deleted_at is not null or",
+                "coalesce(true or",
             )
         ],
     ),

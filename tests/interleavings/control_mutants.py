@@ -289,7 +289,10 @@ DELETES = [
         name="the deleted keep their keys",
         scenario=deletes.delete_and_insert(),
         reason="a key of the deleted is still taken",
-        changes=[Change(SCHEMA, "and (deleted_at is null or status = 'executing')", "")],
+        changes=[
+            Change(SCHEMA, "and (deleted_at is null or status = 'executing')", ""),
+            Change(SCHEMA, "and (g.deleted_at is null or g.status = 'executing')", ""),
+        ],
     ),
     Mutant(
         name="signals to the deleted",
@@ -310,8 +313,8 @@ DELETES = [
         changes=[
             Change(
                 SCHEMA,
-                f"where g.correlation_guard = target_key and {_LIVE} and g.deleted_at is null",
-                f"where g.correlation_guard = target_key and {_LIVE}",
+                f"\n         and {_LIVE} and g.deleted_at is null",
+                f"\n         and {_LIVE}",
             )
         ],
     ),

@@ -770,6 +770,23 @@ LIMITS = [
 
 INSERTS = [
     Mutant(
+        name="no unique index on the key",
+        scenario=inserts.same_keys_in_opposite_order(),
+        reason="two holders of one key",
+        changes=[Change(SCHEMA, "create unique index gen_durable_unique", "create index gen_durable_unique")],
+    ),
+    Mutant(
+        name="a key is occupied in every status",
+        scenario=inserts.insert_and_done("unique"),
+        reason="a free key was refused",
+        changes=[
+            Change(
+                SCHEMA, "unique_key is not null and status = any (unique_scope)", "unique_key is not null"
+            ),
+            Change(SCHEMA, "and g.status = any (g.unique_scope)", ""),
+        ],
+    ),
+    Mutant(
         name="a scope with a gap",
         scenario=inserts.insert_and_reap(scope=("runnable",)),
         reason="error: duplicate key value violates unique constraint",

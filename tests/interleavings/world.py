@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,7 @@ PAST: Final = timedelta(seconds=-1)
 FUTURE: Final = timedelta(hours=1)
 TERMINAL: Final = ("done", "failed", "cancelled")
 LIVE: Final = ("runnable", "executing", "awaiting_signal", "awaiting_children")
+KeyKind: TypeAlias = Literal["unique", "correlation"]
 FIRST_NEW_ID: Final = 100
 """Rows that sessions insert are numbered from here."""
 
@@ -30,7 +31,8 @@ FIRST_NEW_ID: Final = 100
 _LOOK: Final = """
 select (select coalesce(jsonb_agg(to_jsonb(g) || jsonb_build_object(
                  'is_due', g.eligible_at <= statement_timestamp(), 'eligible_at', extract(epoch from g.eligible_at),
-                 'unique_guard', convert_from(g.unique_guard, 'UTF8')) order by g.id), '[]')
+                 'unique_key', convert_from(g.unique_key, 'UTF8'),
+                 'is_holding', g.deleted_at is null or g.status = 'executing') order by g.id), '[]')
           from gen_durable.gen_durable g)::text as instances,
        (select coalesce(jsonb_agg(to_jsonb(s) order by s.id), '[]') from gen_durable.signals s)::text as signals,
        (select coalesce(jsonb_agg(to_jsonb(e) order by e.execution), '[]')
@@ -75,10 +77,14 @@ class World(msgspec.Struct, frozen=True):
     def status(self, id: int) -> str:
         return str(self.instances[id]["status"])
 
-    def holders(self, guard: str, key: str | bytes) -> set[int]:
-        """The holder of a unique or correlation key."""
+    def holders(self, kind: KeyKind, key: str | bytes) -> set[int]:
+        """The instances that occupy a unique or correlation key."""
         text = key.decode() if isinstance(key, bytes) else key
-        return {id for id, row in self.instances.items() if row[guard] == text}
+        return {
+            id
+            for id, row in self.instances.items()
+            if row["is_holding"] and row[f"{kind}_key"] == text and row["status"] in row[f"{kind}_scope"]
+        }
 
 
 async def look(conn: Any, schema: str) -> World:

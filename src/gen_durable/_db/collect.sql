@@ -18,7 +18,7 @@ with page as materialized (
      and (g.finished_at, g.id) > (:after_at::timestamptz, :after_id::bigint)
    order by g.finished_at, g.id limit 500
 ), due as materialized (
-  select g.id, g.unique_guard is null and g.correlation_guard is null as is_free
+  select g.id, {is_free} as is_free
     from page join gen_durable.gen_durable g on g.id = page.id
    where g.status = :status::text::gen_durable.durable_status and g.deleted_at is null and g.collected_at is null
      and g.finished_at < statement_timestamp() - :retention::interval
@@ -35,7 +35,7 @@ with page as materialized (
      and (g.deleted_at, g.id) > (:after_at::timestamptz, :after_id::bigint)
    order by g.deleted_at, g.id limit 500
 ), due as materialized (
-  select g.id, g.unique_guard is null and g.correlation_guard is null as is_free
+  select g.id, {is_free} as is_free
     from page join gen_durable.gen_durable g on g.id = page.id
    where g.finished_at is not null and g.deleted_at < statement_timestamp() - :retention::interval
      and {not_needed_by_parent}
@@ -48,6 +48,11 @@ not exists (
        select from gen_durable.gen_durable p
         where p.id = g.parent_id and p.status <> 'done' and p.spawn_round = g.parent_round
           and p.step_seq = p.spawn_round + (p.status = 'failed' and p.crash_count = 0 and p.step_seq > p.spawn_round)::int)
+
+-- part: is_free
+-- The row occupies neither of its keys.
+coalesce(g.deleted_at is not null or (g.unique_key is null or g.status <> all (g.unique_scope))
+                                       and (g.correlation_key is null or g.status <> all (g.correlation_scope)), true)
 
 -- part: collect
 -- Delete the rows and their signals, execution records and audit events; strip the rows that occupy a key.

@@ -7,7 +7,8 @@ select * from gen_durable.snapshots where id = :id::bigint
 -- name: get_by_key
 -- One instance by correlation key: the one that occupies the key, else the latest that had it; deleted ones last.
 select snapshot.*
-  from (select 0 as rank, g.id from gen_durable.gen_durable g where g.correlation_guard = :key::text
+  from (select 0 as rank, g.id from gen_durable.gen_durable g 
+         where g.correlation_key = :key::text and g.status = any (g.correlation_scope) and (g.deleted_at is null or g.status = 'executing')
         union all
         (select 1, g.id from gen_durable.gen_durable g
           where g.correlation_key = :key::text and g.deleted_at is null order by g.id desc limit 1)

@@ -55,7 +55,7 @@ def spawn_and_insert() -> Scenario:
 
     def check(end: End) -> None:
         (answer,) = end.result("I")
-        require(end.after.holders("unique_guard", b"u") == {answer.id}, "two holders, or none")
+        require(end.after.holders("unique", b"u") == {answer.id}, "two holders, or none")
         require(_children(end) == (1 if answer.is_new else 2), "children of a taken key")
 
     return Scenario(

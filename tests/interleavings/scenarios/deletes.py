@@ -55,7 +55,7 @@ def delete_and_insert() -> Scenario:
         require(answer.is_new or answer.id == 1, "refused without a holder")
         if end.is_before("X", "I"):
             require(answer.is_new, "a key of the deleted is still taken")
-        require(end.after.holders("unique_guard", b"u") == ({answer.id} if answer.is_new else set()), _KEYS)
+        require(end.after.holders("unique", b"u") == ({answer.id} if answer.is_new else set()), _KEYS)
 
     return Scenario(
         name="delete(parked) × insert(same key)",
@@ -173,7 +173,7 @@ def restore_and_insert() -> Scenario:
         (answer,) = end.result("I")
         is_restored = end.result("U") is not None
         require(is_restored != answer.is_new, "both have the key, or none")
-        require(end.after.holders("unique_guard", b"u") == {1 if is_restored else answer.id}, _KEYS)
+        require(end.after.holders("unique", b"u") == {1 if is_restored else answer.id}, _KEYS)
         require((end.after.instances[1]["deleted_at"] is None) == is_restored, "neither deleted nor restored")
 
     return Scenario(

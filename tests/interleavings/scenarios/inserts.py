@@ -11,17 +11,22 @@ from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL
 from tests.interleavings.session import callers, flush
-from tests.interleavings.world import LIVE, leased, new, outcome
+from tests.interleavings.world import LIVE, KeyKind, leased, new, outcome
 
 
-def insert_and_done(key: str) -> Scenario:
+def insert_and_done(key: KeyKind) -> Scenario:
     """The holder ends: the insert is new, or a duplicate of that holder."""
     value: Any = b"u" if key == "unique" else "u"
+
+    def check(end: End) -> None:
+        _answered_once(key, value, "I")(end)
+        require(end.result("I")[0].is_new or not end.is_before("F", "I"), "a free key was refused")
+
     return Scenario(
         name=f"insert({key}) × done",
         setup=[leased(1, **{f"{key}_key": value, f"{key}_scope": LIVE})],
         sessions={"I": [put(new(**{f"{key}_key": value}))], "F": [flush(outcome(1, "done"))]},
-        check=_answered_once(key, value, "I"),
+        check=check,
         pauses=[PAUSE_AFTER_REFUSAL],
     )
 
@@ -91,14 +96,14 @@ def same_keys_in_opposite_order() -> Scenario:
     )
 
 
-def _answered_once(key: str, value: Any, *inserters: str) -> Callable[[End], None]:
+def _answered_once(key: KeyKind, value: Any, *inserters: str) -> Callable[[End], None]:
     return lambda end: _check_answers(end, key, value, [end.result(name)[0] for name in inserters])
 
 
-def _check_answers(end: End, key: str, value: Any, answers: Collection[InsertResult]) -> None:
+def _check_answers(end: End, key: KeyKind, value: Any, answers: Collection[InsertResult]) -> None:
     """Instance 1 has ended: the new insert holds the key, all others are duplicates of either."""
     require(all(answers), "no answer")
-    holders = end.after.holders(f"{key}_guard", value)
+    holders = end.after.holders(key, value)
     added = [answer.id for answer in answers if answer.is_new]
     require(len(added) <= 1, "two holders of one key")
     require(holders == set(added), "the new insert does not hold the key")

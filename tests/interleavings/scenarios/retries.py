@@ -21,7 +21,18 @@ from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL
 from tests.interleavings.session import Flushed, flush, refusable
-from tests.interleavings.world import FUTURE, LIVE, PAST, cancelled, failed, instance, leased, new, outcome
+from tests.interleavings.world import (
+    FUTURE,
+    LIVE,
+    PAST,
+    KeyKind,
+    cancelled,
+    failed,
+    instance,
+    leased,
+    new,
+    outcome,
+)
 
 _OF_1: Mapping[str, Any] = {"parent_id": 1, "parent_round": 1}
 REJOIN = outcome(1, "rejoin", step_seq=1)
@@ -40,7 +51,7 @@ def _live(id: int, status: str = "executing") -> str:
     return f"{row}; insert into gen_durable.audit_events (instance_id, event) values ({id}, 'retried')"
 
 
-def retry_and_insert(key: str) -> Scenario:
+def retry_and_insert(key: KeyKind) -> Scenario:
     """One of them gets the released key; the other gets an error."""
     value: Any = b"u" if key == "unique" else "u"
 
@@ -49,7 +60,7 @@ def retry_and_insert(key: str) -> Scenario:
         is_retried = end.result("T") is not None
         require(is_retried != answer.is_new, "both have the key, or none")
         require(
-            end.after.holders(f"{key}_guard", value) == {1 if is_retried else answer.id},
+            end.after.holders(key, value) == {1 if is_retried else answer.id},
             "two holders, or none",
         )
         require(end.after.status(1) == ("runnable" if is_retried else "failed"), "neither failed nor retried")
@@ -69,7 +80,7 @@ def retry_insert_and_done() -> Scenario:
     def check(end: End) -> None:
         (answer,) = end.result("I")
         is_retried = end.result("T") is not None
-        holders = end.after.holders("unique_guard", b"u")
+        holders = end.after.holders("unique", b"u")
         require(
             holders == ({1} if is_retried else set()) | ({answer.id} if answer.is_new else set()), "keys lost"
         )

@@ -71,17 +71,11 @@ create table gen_durable.gen_durable (
                                                           -- its step_seq equals spawn_round
   children_pending    int not null default 0,
 
-  -- identity
+  -- Identity: a row occupies its key while its status is in the scope; a deleted row only until its execution ends.
   correlation_key     text,
   correlation_scope   gen_durable.durable_status[],
-  correlation_guard   text generated always as (
-    case when correlation_key is not null and status = any (correlation_scope)
-          and (deleted_at is null or status = 'executing') then correlation_key end) stored,
   unique_key          bytea,
   unique_scope        gen_durable.durable_status[],
-  unique_guard        bytea generated always as (
-    case when unique_key is not null and status = any (unique_scope)
-          and (deleted_at is null or status = 'executing') then unique_key end) stored,
 
   -- ends
   cancel_requested_at timestamptz,
@@ -129,9 +123,12 @@ create index gen_durable_limited on gen_durable.gen_durable (rate_limit, queue, 
   where status = 'runnable' and not gated and rate_limit is not null;
 create index gen_durable_rate_turn on gen_durable.gen_durable (rate_limit, queue, rate_turn_at)
   where status = 'runnable' and rate_turn_at is not null;
-create unique index gen_durable_unique on gen_durable.gen_durable (unique_guard) where unique_guard is not null;
-create unique index gen_durable_correlation on gen_durable.gen_durable (correlation_guard)
-  where correlation_guard is not null;
+-- Uniqueness: the rows that occupy their key. A statement that looks for the holder of a key repeats these conditions. They are
+-- predicates and not stored generated columns, which PostgreSQL 18 parses again for every updated row.
+create unique index gen_durable_unique on gen_durable.gen_durable (unique_key)
+  where unique_key is not null and status = any (unique_scope) and (deleted_at is null or status = 'executing');
+create unique index gen_durable_correlation on gen_durable.gen_durable (correlation_key)
+  where correlation_key is not null and status = any (correlation_scope) and (deleted_at is null or status = 'executing');
 create index gen_durable_key on gen_durable.gen_durable (correlation_key, id) where correlation_key is not null;
 create index gen_durable_parent on gen_durable.gen_durable (parent_id, parent_round) where parent_id is not null;
 create index gen_durable_deadline on gen_durable.gen_durable (await_deadline)

@@ -76,10 +76,12 @@ begin
              as given (correlation_key, correlation_scope, unique_key, unique_scope, ord) on given.ord = again.ord
         left join lateral (                            -- a key with an empty scope is never taken
           select g.id, g.queue, g.fsm, 'correlation_key' as key, g.status::text as status from gen_durable.gen_durable g
-           where g.correlation_guard = given.correlation_key and given.correlation_scope <> '{}'
+           where g.correlation_key = given.correlation_key and given.correlation_scope <> '{}'
+             and g.status = any (g.correlation_scope) and (g.deleted_at is null or g.status = 'executing')
           union all
           select g.id, g.queue, g.fsm, 'unique_key', g.status::text from gen_durable.gen_durable g
-           where g.unique_guard = given.unique_key and given.unique_scope <> '{}'
+           where g.unique_key = given.unique_key and given.unique_scope <> '{}'
+             and g.status = any (g.unique_scope) and (g.deleted_at is null or g.status = 'executing')
           limit 1) holder on true
     loop
       if id is null then

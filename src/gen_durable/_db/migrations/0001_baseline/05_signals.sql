@@ -46,7 +46,8 @@ begin
          for no key update;
     else
       select g.id, g.status, g.awaits, g.inbox_count, g.inbox_bytes, g.queue into target from gen_durable.gen_durable g
-       where g.correlation_guard = target_key and g.status not in ('done', 'failed', 'cancelled') and g.deleted_at is null
+       where g.correlation_key = target_key and g.status = any (g.correlation_scope) and (g.deleted_at is null or g.status = 'executing')
+         and g.status not in ('done', 'failed', 'cancelled') and g.deleted_at is null
          for no key update;
     end if;
     exit when target.id is not null or target_id is not null;

@@ -135,10 +135,12 @@ declare
 begin
   select g.id as target_id, other.* into holder from gen_durable.gen_durable g cross join lateral (
     select h.id, h.fsm, 'correlation_key' as key from gen_durable.gen_durable h
-     where h.correlation_guard = g.correlation_key and coalesce(back_as, g.status) = any (g.correlation_scope)
+     where h.correlation_key = g.correlation_key and h.status = any (h.correlation_scope) and (h.deleted_at is null or h.status = 'executing')
+       and coalesce(back_as, g.status) = any (g.correlation_scope)
     union all
     select h.id, h.fsm, 'unique_key' from gen_durable.gen_durable h
-     where h.unique_guard = g.unique_key and coalesce(back_as, g.status) = any (g.unique_scope)) other
+     where h.unique_key = g.unique_key and h.status = any (h.unique_scope) and (h.deleted_at is null or h.status = 'executing')
+       and coalesce(back_as, g.status) = any (g.unique_scope)) other
    where g.id = any (target_ids) and other.id <> g.id order by g.id, other.id limit 1;
   if not found then
     raise exception 'cannot %: two of these instances have the same key, or another instance had it a moment ago', verb
@@ -267,7 +269,8 @@ $$;
 create function gen_durable.job_status(target text) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select gen_durable.job_status_name(found.status) from (
-    select 0 as rank, g.status::text as status from gen_durable.gen_durable g where g.correlation_guard = target
+    select 0 as rank, g.status::text as status from gen_durable.gen_durable g
+     where g.correlation_key = target and g.status = any (g.correlation_scope) and (g.deleted_at is null or g.status = 'executing')
     union all
     (select 1, g.status::text from gen_durable.gen_durable g
       where g.correlation_key = target and g.deleted_at is null order by g.id desc limit 1)
@@ -286,7 +289,8 @@ begin
   if target_id is not null then
     select g.id into found_id from gen_durable.gen_durable g where g.id = target_id;
   else
-    select g.id into found_id from gen_durable.gen_durable g where g.correlation_guard = target_key;
+    select g.id into found_id from gen_durable.gen_durable g
+     where g.correlation_key = target_key and g.status = any (g.correlation_scope) and (g.deleted_at is null or g.status = 'executing');
     if found_id is null then
       select g.id into found_id from gen_durable.gen_durable g
        where g.correlation_key = target_key and g.deleted_at is null order by g.id desc limit 1;
