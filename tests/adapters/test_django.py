@@ -175,9 +175,9 @@ def test_migrations_create_and_drop_tables_in_any_schema(dsn: str) -> None:
 @pytest.mark.clause("ADAPT-7")
 def test_every_increment_has_a_django_migration() -> None:
     ours = re.compile(r"^ \[X\] (\d{4})_", re.MULTILINE)
-    told = io.StringIO()
-    call_command("showmigrations", "gen_durable", stdout=told)
-    assert [int(number) for number in ours.findall(told.getvalue())] == list(range(1, LATEST + 1)), (
+    output = io.StringIO()
+    call_command("showmigrations", "gen_durable", stdout=output)
+    assert [int(number) for number in ours.findall(output.getvalue())] == list(range(1, LATEST + 1)), (
         "every directory of _db/migrations needs a module of its name in contrib/django/migrations"
     )
     call_command("makemigrations", check=True, dry_run=True, verbosity=0)
@@ -185,9 +185,9 @@ def test_every_increment_has_a_django_migration() -> None:
 
 @pytest.mark.clause("ADAPT-7")
 def test_sqlmigrate_prints_the_statements() -> None:
-    told = io.StringIO()
-    call_command("sqlmigrate", "gen_durable", "0001", stdout=told, no_color=True)
-    text = told.getvalue()
+    output = io.StringIO()
+    call_command("sqlmigrate", "gen_durable", "0001", stdout=output, no_color=True)
+    text = output.getvalue()
     assert text.startswith("BEGIN;")
     assert 'create table "gen_durable".gen_durable (' in text
     assert 'insert into "gen_durable".migrations values (1, default, 1);' in text
@@ -221,9 +221,9 @@ def test_command_line_uses_the_database_of_the_project(
     call_command("gen_durable", "ls", "--correlation-key", key, "--json")
     with pytest.raises(SystemExit) as ended:
         Command().run_from_argv(["manage.py", "gen_durable", "db", "status"])
-    told = capfd.readouterr().out
-    assert key in told
-    assert f"schema 'gen_durable' is at version {LATEST}" in told
+    output = capfd.readouterr().out
+    assert key in output
+    assert f"schema 'gen_durable' is at version {LATEST}" in output
     assert ended.value.code == 0
     with pytest.raises(CommandError, match="no instance has"):
         call_command("gen_durable", "show", "missing")

@@ -34,8 +34,8 @@ async def test_example(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "examples.fastapi_app", raising=False)
     module = importlib.import_module("examples.fastapi_app")
     async with served(module.app) as requests:
-        placed = await requests.post("/orders/42")
-        assert (placed.status_code, list(placed.json())) == (200, ["id"])
+        response = await requests.post("/orders/42")
+        assert (response.status_code, list(response.json())) == (200, ["id"])
         assert (await requests.get("/orders/42")).json() == {"status": "awaiting_signal"}
         body = b'{"amount": 100}'
         unsigned = await requests.post("/hooks/order:42/payment", content=body, headers={"webhook-id": "1"})
@@ -60,8 +60,8 @@ async def test_example(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (failed["status"], "amount" in failed["why"]) == ("failed", True)
         await requests.post("/orders/44")
         await module.durable.cancel("order:44", reason="changed their mind")
-        told = (await requests.get("/orders/44")).json()
-        assert told == {"status": "cancelled", "why": "changed their mind"}
+        order = (await requests.get("/orders/44")).json()
+        assert order == {"status": "cancelled", "why": "changed their mind"}
 
 
 @pytest.mark.clause("ADAPT-11")

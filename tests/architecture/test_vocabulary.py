@@ -111,6 +111,13 @@ NAMES: Final = frozenset(
         "nobody",
         "whoever",
         "somebody",
+        "told",
+        "tell",
+        "noted",
+        "standing",
+        "crowd",
+        "fleet",
+        "victims",
     ]
 )
 CTES: Final = frozenset(

@@ -45,7 +45,7 @@ class Story(Machine[None, str]):
 
     @step
     async def stops(self, ctx: Context[None]) -> Outcome[str]:
-        return Stop("no more", emit=Event("told"))
+        return Stop("no more", emit=Event("stopped"))
 
     @step
     async def raises(self, ctx: Context[None]) -> Outcome[str]:

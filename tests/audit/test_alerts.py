@@ -65,13 +65,13 @@ def test_poison_emits_an_alert(stage: Harness) -> None:
         stage.assert_failed(ref, match="poison")
         stage.retry(ref)
     stage.drain()
-    told = alerts(stage, ref)
-    assert [id for id, _, _ in told] == [f"{ref.id}:1:2", f"{ref.id}:1:-4", f"{ref.id}:1:-2"]
-    data = told[-1][2]
+    found = alerts(stage, ref)
+    assert [id for id, _, _ in found] == [f"{ref.id}:1:2", f"{ref.id}:1:-4", f"{ref.id}:1:-2"]
+    data = found[-1][2]
     assert (data["cause"], data["machine"], data["step"]) == ("poison", "Story", "stops")
     assert data["error"].startswith("poison: the process died 2 times")
     assert {event.subject for event in stage.events(ref)} == {"bad"}
-    assert {type for _, type, _ in told} == {ALERT}
+    assert {type for _, type, _ in found} == {ALERT}
 
 
 @pytest.mark.clause("AUD-9")

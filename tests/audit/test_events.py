@@ -103,18 +103,18 @@ TALES: dict[str, tuple[Tale, str, str]] = {
 @pytest.mark.parametrize("tale", TALES)
 @pytest.mark.parametrize("level", ["off", "failures", "all"])
 def test_events_of_each_level(stage: Harness, level: AuditLevel, tale: str) -> None:
-    tell, everything, trouble = TALES[tale]
+    run, everything, trouble = TALES[tale]
     stage.set_audit(level)
     expected = {"off": "", "failures": trouble, "all": everything}[level]
-    assert names(stage, tell(stage)) == expected
+    assert names(stage, run(stage)) == expected
 
 
 @pytest.mark.clause("AUD-1")
 def test_every_event_is_documented() -> None:
-    told = {
+    documented = {
         name for line in PAGE.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line)
     }
-    assert set(get_args(AuditName)) <= told
+    assert set(get_args(AuditName)) <= documented
 
 
 @pytest.mark.clause("AUD-2")
@@ -159,8 +159,8 @@ async def test_cancel_wins_over_an_outcome(stage: Harness, database: Database) -
     (execution,) = await picked(database, queue="cancel")
     stage.cancel(id, reason="no", actor="ann")
     assert await flushed(database, [entry(execution, "done", payload="1")]) == [Committed("cancelled")]
-    told = [(event.event, event.actor, event.reason) for event in stage.audit(id)][2:]
-    assert told == [("cancel_requested", "ann", "no"), ("cancelled", "ann", "no")]
+    events = [(event.event, event.actor, event.reason) for event in stage.audit(id)][2:]
+    assert events == [("cancel_requested", "ann", "no"), ("cancelled", "ann", "no")]
 
 
 @pytest.mark.clause("AUD-1")
@@ -208,10 +208,10 @@ async def test_forced_cancel_names_the_aborted_execution(stage: Harness, databas
     (id,) = await inserted(database, new(queue="forced"))
     await picked(database, queue="forced")
     stage.cancel(id, force=True, actor="ann", reason="why")
-    told, (run,) = stage.audit(id)[-1], stage.executions(id)
-    assert (told.event, told.actor, told.reason) == ("cancelled", "ann", "why")
-    assert (told.data["execution"], told.data["step"]) == (run.attempt, run.step)
-    assert (told.data["step_seq"], told.data["worker"]) == (run.step_seq, run.lease_owner)
+    event, (run,) = stage.audit(id)[-1], stage.executions(id)
+    assert (event.event, event.actor, event.reason) == ("cancelled", "ann", "why")
+    assert (event.data["execution"], event.data["step"]) == (run.attempt, run.step)
+    assert (event.data["step_seq"], event.data["worker"]) == (run.step_seq, run.lease_owner)
 
 
 @pytest.mark.clause("AUD-13")

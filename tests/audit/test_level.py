@@ -46,9 +46,9 @@ async def test_worker_sets_the_level_of_its_settings(dsn: str) -> None:
         assert await worker.audit_level() == "all"
         ref = await worker.insert(Story, step="goes_on")
         await worker.wait(ref)
-        told = [event.event for event in await worker.audit(ref)]
+        names = [event.event for event in await worker.audit(ref)]
     # Chained steps keep their lease.
-    assert told == ["created", "leased", "succeeded", "succeeded"]
+    assert names == ["created", "leased", "succeeded", "succeeded"]
     async with Worker([Story], dsn=dsn) as worker:
         assert await worker.set_audit("failures") == "all"
 

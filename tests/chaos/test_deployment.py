@@ -46,9 +46,9 @@ async def test_outage_and_recovery_are_logged_once(cluster: Cluster, tmp_path: P
         async with asyncio.timeout(30):
             while "reachable again after" not in (log := process.log.read_text(encoding="utf-8")):
                 await asyncio.sleep(0.1)
-    told = [line for line in log.splitlines() if "reachable again" in line or "WARNING" in line]
-    assert ["database unreachable" in line for line in told] == [True, False], log
-    assert "reachable again after" in told[1]
+    lines = [line for line in log.splitlines() if "reachable again" in line or "WARNING" in line]
+    assert ["database unreachable" in line for line in lines] == [True, False], log
+    assert "reachable again after" in lines[1]
     assert "Traceback" not in log
 
 

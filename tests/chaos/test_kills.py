@@ -137,7 +137,7 @@ async def test_worker_killed_at_any_point_costs_at_most_its_leases(arena: Arena,
     points = POINTS[group]
     ids: dict[str, int] = {}
     async with AsyncExitStack() as stack:
-        victims = []
+        killed = []
         for point in points:
             ids[point.name] = id = await arena.producer.insert_surely(
                 point.name, point.machine, _placed(point.work, point.name), queue=point.name, **point.options
@@ -147,8 +147,8 @@ async def test_worker_killed_at_any_point_costs_at_most_its_leases(arena: Arena,
             proxy = await stack.enter_async_context(Proxy.open(arena.dsn))
             trap = None if point.match is None else proxy.trap(point.match, point.when, skips=point.skips)
             victim = arena.workers.launch(proxy.dsn, queues={point.name: 1})
-            victims.append((victim, trap))
-        for victim, trap in victims:
+            killed.append((victim, trap))
+        for victim, trap in killed:
             if trap is None:
                 assert await victim.ends() == -9
                 continue
@@ -200,6 +200,6 @@ async def _costs(arena: Arena, id: int) -> tuple[int, int]:
         f"select count(*) from gen_durable.executions where outcome = 'lease' and instance_id in ({family})"
     )
     members = await arena.ask(f"select array_agg(id) from ({family}) one")
-    begins = [(line["instance"], line["step_seq"]) for line in arena.workers.told(what="begin")]
+    begins = [(line["instance"], line["step_seq"]) for line in arena.workers.lines(what="begin")]
     of_family = [begin for begin in begins if begin[0] in members]
     return lost, len(of_family) - len(set(of_family))

@@ -86,7 +86,7 @@ async def test_live_workers_keep_their_leases_over_a_long_outage(
         go.touch()
         report = await arena.reckoning()
     assert (report.counters["reaped"], report.counters["duplicate step runs"]) == (0, 0)
-    assert {line["pid"] for line in arena.workers.told(what="begin")} == {worker.pid for worker in workers}
+    assert {line["pid"] for line in arena.workers.lines(what="begin")} == {worker.pid for worker in workers}
 
 
 async def test_payments_interrupted_by_an_outage_are_made_once(

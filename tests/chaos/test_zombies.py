@@ -52,7 +52,7 @@ async def test_heartbeat_does_not_renew_the_lease_of_another_worker(arena: Arena
         await asyncio.sleep(_LEASE / 10)
     go.touch()
     await arena.reckoning()
-    assert not arena.workers.told(what="end", pid=zombie.pid), (
+    assert not arena.workers.lines(what="end", pid=zombie.pid), (
         "its step was cancelled when the lease was lost"
     )
 
@@ -86,7 +86,7 @@ async def test_worker_with_a_blocked_event_loop_keeps_its_leases(arena: Arena) -
     await arena.workers.wait_for(what="begin", step="block")
     report = await arena.reckoning()
     assert (report.counters["reaped"], report.counters["duplicate step runs"]) == (0, 0)
-    assert {line["pid"] for line in arena.workers.told(what="begin")} == {blocked.pid}
+    assert {line["pid"] for line in arena.workers.lines(what="begin")} == {blocked.pid}
 
 
 async def test_worker_that_leases_its_lost_row_again_keeps_both_apart(arena: Arena, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class Workers:
             yield workers
         finally:
             # A worker that found no server at its start may exit; its supervisor restarts it.
-            started = {line["pid"] for line in workers.told(what="ready")}
+            started = {line["pid"] for line in workers.lines(what="ready")}
             broken = [
                 process
                 for process in workers.processes
@@ -140,13 +140,13 @@ class Workers:
         found: list[dict[str, Any]] = []
 
         def is_there() -> bool:
-            found[:] = self.told(**wanted)
+            found[:] = self.lines(**wanted)
             return len(found) >= count
 
         await happens(is_there, f"the journal does not have {count} × {wanted}", self._story)
         return found
 
-    def told(self, **wanted: Any) -> list[dict[str, Any]]:
+    def lines(self, **wanted: Any) -> list[dict[str, Any]]:
         """The matching lines of the journal."""
         return [
             line
@@ -164,7 +164,7 @@ class Workers:
 
     def _story(self) -> str:
         logs = "\n".join(process.log.read_text(encoding="utf-8")[-2000:] for process in self.processes)
-        return f"{self.told()[-30:]}\n{logs}"
+        return f"{self.lines()[-30:]}\n{logs}"
 
 
 async def happens(

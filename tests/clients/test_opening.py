@@ -281,8 +281,8 @@ def test_open_client_cannot_be_opened_again(durable_dsn: str) -> None:
 
 async def test_forked_processes_use_their_own_connections(durable_dsn: str, db: Any) -> None:
     program = [sys.executable, "-m", "tests.clients.forking", durable_dsn]
-    told = subprocess.run(program, check=True, capture_output=True, text=True, timeout=30).stdout
-    ids = {int(state): id for line in told.splitlines() for state, id in json.loads(line).items()}
+    output = subprocess.run(program, check=True, capture_output=True, text=True, timeout=30).stdout
+    ids = {int(state): id for line in output.splitlines() for state, id in json.loads(line).items()}
     rows = await db.fetch("select id, state::text::int as state from gen_durable.gen_durable where id > 1")
     assert ids == {row["state"]: row["id"] for row in rows}
     assert len(ids) == 12

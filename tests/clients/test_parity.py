@@ -59,11 +59,11 @@ def test_both_clients_have_the_same_methods() -> None:
 
 @pytest.mark.parametrize("verb", [*VERBS, "__init__"])
 def test_both_clients_have_the_same_signatures(verb: str) -> None:
-    def told(client: type) -> str:
+    def signatures(client: type) -> str:
         # Only the type of conn= differs.
         return str(inspect.signature(getattr(client, verb))).replace("AsyncConnection", "Connection")
 
-    assert told(AsyncClient) == told(Client)
+    assert signatures(AsyncClient) == signatures(Client)
 
 
 @pytest.mark.parametrize("verb", VERBS)

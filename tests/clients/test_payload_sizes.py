@@ -91,9 +91,9 @@ async def test_clients_and_sql_agree_at_the_bound(client: Any, db: Any, kind: st
         return [FILLERS[kind], "x" * count]
 
     (row,) = await db.fetch(SIZES, [msgspec.json.encode(padded(0)).decode()])
-    room = LIMIT - row["size"]
-    assert room > 0
-    fits, exceeds = padded(room), padded(room + 1)
+    left = LIMIT - row["size"]
+    assert left > 0
+    fits, exceeds = padded(left), padded(left + 1)
     assert isinstance(await client.insert(Keep, fits), Inserted)
     with pytest.raises(PayloadTooLargeError, match=f"it is {LIMIT + 1} bytes of JSON, {LIMIT} are allowed"):
         await client.insert(Keep, exceeds)

@@ -99,11 +99,11 @@ async def test_ended_instance_is_unchanged(async_durable: AsyncHarness, db: Any,
 
     ref = await async_durable.insert(Ends, after)
     await async_durable.drain()
-    before, told = await row_of(db, ref.id), await audit(db, ref.id)
+    before, events = await row_of(db, ref.id), await audit(db, ref.id)
     assert await async_durable.cancel(ref, reason=REASON) == AlreadyFinished(ref.id, Status(after))
     assert await async_durable.cancel(ref, force=True) == AlreadyFinished(ref.id, Status(after))
     assert {**await row_of(db, ref.id), "now": None} == {**before, "now": None}
-    assert await audit(db, ref.id) == told
+    assert await audit(db, ref.id) == events
     if after == "cancelled":
         async_durable.assert_cancelled(ref, match="the step says so")
 

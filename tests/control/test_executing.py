@@ -64,8 +64,8 @@ async def test_step_sees_a_cancel_within_about_a_second(
                 assert (record.status, record.outcome) == ("ABORTED", "cancelled")
                 assert machine.saw == (["True"] if "looks" in name else [])
                 assert machine.handled == [], "there is nothing to decide"
-                told = [("cancel_requested", ACTOR, REASON), ("cancelled", ACTOR, REASON)]
-                assert await audit(db, ref.id) == told
+                expected = [("cancel_requested", ACTOR, REASON), ("cancelled", ACTOR, REASON)]
+                assert await audit(db, ref.id) == expected
                 assert await job_states(db, [ref.id]) == ["CANCELLED"]
 
 

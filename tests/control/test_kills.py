@@ -109,12 +109,12 @@ async def test_client_killed_during_a_bulk_verb(durable_dsn: str, db: Any, verb:
         await blocker.close(timeout=5)
         await holds(db, f"select ({_BUSY}) = 0")
         # The server may have finished the statement of the killed client, completely or not at all.
-        noted = await db.fetchval("select count(*) from gen_durable.audit_events") - before
+        audited = await db.fetchval("select count(*) from gen_durable.audit_events") - before
         events = 2 if verb == "delete" else 1
         column = "deleted_at is not null" if verb in ("delete", "restore") else "status = 'cancelled'"
         is_so = await db.fetchval(f"select count(*) from gen_durable.gen_durable where {column}")
         happened = is_so if verb in ("cancel", "delete") else len(refs) - is_so
-        assert noted == events * happened
+        assert audited == events * happened
         match verb:
             case "cancel":
                 assert await client.cancel_all() == len(refs) - happened

@@ -136,8 +136,8 @@ async def test_error_names_the_missing_grant(sql: Any, durable_dsn: str, role: s
             "insert, update on all tables in schema gen_durable",
         ),
     ]
-    for told, grant in missing:
-        with pytest.raises(StatementError, match=rf"\(SQLSTATE 42501\); grant {told} to this role"):
+    for right, grant in missing:
+        with pytest.raises(StatementError, match=rf"\(SQLSTATE 42501\); grant {right} to this role"):
             async with AsyncClient(dsn) as client:
                 await client.insert(Echo, "hi")
         await sql.execute(f"grant {grant} to {role}")

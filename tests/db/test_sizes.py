@@ -105,10 +105,10 @@ class Slow:
     def __init__(self, database: Database, error: Exception | None = None) -> None:
         self._database = database
         self._error = error
-        self.told = asyncio.Event()
+        self.may_end = asyncio.Event()
 
     async def run_in_transaction(self, plan: Any) -> Any:
-        await self.told.wait()
+        await self.may_end.wait()
         if self._error is not None:
             raise self._error
         return await self._database.run_in_transaction(plan)
@@ -128,7 +128,7 @@ async def test_large_outcome_does_not_delay_others(database: Database) -> None:
         for one in (first, third):
             assert await flusher.commit(one) == Committed("done")
         assert not large.done()
-        slow.told.set()
+        slow.may_end.set()
         assert await large == Committed("done")
     running.cancel()
 
@@ -137,7 +137,7 @@ async def test_permanent_error_of_a_large_outcome_is_raised(database: Database) 
     await inserted(database, new())
     (execution,) = await picked(database)
     slow: Any = Slow(database, StatementError("XX000", "invalid memory alloc request size"))
-    slow.told.set()
+    slow.may_end.set()
     flusher = Flusher(database, slow, database, RECORDER, Wakes(), DatabaseStatus())
     running = asyncio.create_task(flusher.run())
     async with asyncio.timeout(PATIENCE):

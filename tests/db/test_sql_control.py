@@ -88,9 +88,9 @@ async def test_cancel_returns_what_it_did(sql: Any, one: int) -> None:
     assert await sql.fetchval("select gen_durable.cancel($1::bigint, force => true)", one) == "cancelled"
     assert await sql.fetchval("select gen_durable.cancel('k')") == "finished"
     assert await status(sql, one) == "cancelled"
-    told = await sql.fetch("select event, actor, reason from gen_durable.audit_events order by id")
+    events = await sql.fetch("select event, actor, reason from gen_durable.audit_events order by id")
     caller = await sql.fetchval("select current_user::text")
-    assert [tuple(row) for row in told] == [("cancel_requested", "ada", "why"), ("cancelled", caller, None)]
+    assert [tuple(row) for row in events] == [("cancel_requested", "ada", "why"), ("cancelled", caller, None)]
 
 
 @pytest.mark.clause("SQL-1")

@@ -18,13 +18,13 @@ ROW = re.compile(r"^\| (.+) \|$", re.MULTILINE)
 
 def test_every_event_is_listed_with_its_fields_and_metrics() -> None:
     kinds = [getattr(telemetry, name) for name in telemetry.__all__]
-    told = {
+    defined = {
         kind.name: list(kind.__struct_fields__)
         for kind in kinds
         if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
     }
     rows = [[re.findall(r"`([^`]+)`", cell) for cell in row.split(" | ")] for row in ROW.findall(PAGE)]
-    assert {row[0][0]: row[1] for row in rows if row[0] and "." in row[0][0]} == told
+    assert {row[0][0]: row[1] for row in rows if row[0] and "." in row[0][0]} == defined
 
 
 def test_documented_metrics_exist() -> None:

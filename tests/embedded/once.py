@@ -20,14 +20,14 @@ def made_once(directories: pytest.TempPathFactory, name: str, make: Callable[[Pa
     own = directories.getbasetemp()
     common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     path = common / name
-    with (common / f"{name}.turn").open("w") as turn, (common / f"{name}.users").open("w") as users:
-        fcntl.flock(turn, fcntl.LOCK_EX)
+    with (common / f"{name}.lock").open("w") as lock, (common / f"{name}.users").open("w") as users:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             make(path)
         fcntl.flock(users, fcntl.LOCK_SH)
-        fcntl.flock(turn, fcntl.LOCK_UN)
+        fcntl.flock(lock, fcntl.LOCK_UN)
         yield path
-        fcntl.flock(turn, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         with suppress(BlockingIOError):
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path)

@@ -103,16 +103,16 @@ class Client:
     """A process that uses the server of a home."""
 
     def __init__(self, home: Path, idle_stop: float, manner: str) -> None:
-        told, output = os.pipe()
+        reader, output = os.pipe()
         self._child = launch("tests.embedded.client", str(home), str(idle_stop), manner, output=output)
         os.close(output)
-        self._told = os.fdopen(told, encoding="utf-8")
+        self._lines = os.fdopen(reader, encoding="utf-8")
 
     def says(self) -> str:
         """Its next line; the first is its DSN, printed when it is attached. Raises its traceback if it failed."""
-        line = self._told.readline().strip()
+        line = self._lines.readline().strip()
         if not line or line.startswith("Traceback"):
-            raise AssertionError(self._told.read())
+            raise AssertionError(self._lines.read())
         return line
 
     def kill(self) -> None:
@@ -120,7 +120,7 @@ class Client:
 
     def close(self) -> None:
         self.kill()
-        self._told.close()
+        self._lines.close()
 
 
 Spawn: TypeAlias = Callable[..., Client]

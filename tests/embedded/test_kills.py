@@ -75,14 +75,14 @@ def test_next_call_recovers_when_keeper_and_server_are_killed(home: Path) -> Non
         assert query(server.ensure(), "select answer from kept") == 42
 
 
-@pytest.mark.parametrize("victims", [initdbs, keepers], ids=["initdb", "keeper"])
+@pytest.mark.parametrize("processes_of", [initdbs, keepers], ids=["initdb", "keeper"])
 def test_next_call_recovers_from_a_killed_initdb(
-    empty_home: Path, spawn: Spawn, victims: Callable[[Path], list[int]]
+    empty_home: Path, spawn: Spawn, processes_of: Callable[[Path], list[int]]
 ) -> None:
     starter = spawn(empty_home)
     assert holds_within(20, lambda: bool(initdbs(empty_home)))
 
-    kill(*victims(empty_home))
+    kill(*processes_of(empty_home))
 
     assert query(starter.says(), "select 1") == 1
     assert list(empty_home.glob("data.new-*")) == []

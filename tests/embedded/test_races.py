@@ -19,11 +19,11 @@ pytestmark = pytest.mark.timeout(50)
 
 
 def test_twenty_concurrent_clients_start_one_server(empty_home: Path) -> None:
-    told, output = os.pipe()
+    reader, output = os.pipe()
     racers = [launch("tests.embedded.visitor", str(empty_home), "0.2", output=output) for _ in range(20)]
     os.close(output)
     try:
-        with os.fdopen(told, encoding="utf-8") as lines:
+        with os.fdopen(reader, encoding="utf-8") as lines:
             assert len({lines.readline() for _ in racers}) == 1
         assert {each.exit_code for each in racers} == {None}
         assert (len(keepers(empty_home)), len(postmasters(empty_home))) == (1, 1)

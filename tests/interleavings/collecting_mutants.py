@@ -56,7 +56,7 @@ MUTANTS = [
     Mutant(
         name="what was chosen is not looked at again",
         scenario=collecting.gc_and_retry(),
-        reason="told that it goes on, and it is gone",
+        reason="reported as retried, but it is gone",
         changes=[
             Change(
                 "sweep_ended",
@@ -69,7 +69,7 @@ MUTANTS = [
     Mutant(
         name="what was restored is not looked at again",
         scenario=collecting.gc_and_restore(),
-        reason="told that it is restored, and it is gone",
+        reason="reported as restored, but it is gone",
         changes=[
             Change(
                 "sweep_deleted",

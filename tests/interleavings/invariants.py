@@ -33,12 +33,12 @@ def check_always(world: World) -> None:
     _check_keys(world)
 
 
-def check_told(before: World, after: World, sessions: Collection[Session]) -> None:
+def check_answers(before: World, after: World, sessions: Collection[Session]) -> None:
     """Invariants of the end: the database matches the answers that the engine and senders got."""
-    told, gained = transitions(sessions), signals_gained(sessions)
+    made, gained = transitions(sessions), signals_gained(sessions)
     for id, row in after.instances.items():
         had = before.instances.get(id)
-        seq = (had["step_seq"] if had else 0) + told[id]
+        seq = (had["step_seq"] if had else 0) + made[id]
         require(row["step_seq"] == seq, "step_seq differs from the acknowledged commits")
         if row["status"] not in TERMINAL:
             unread = len(before.unread(id)) + gained[id]
@@ -122,7 +122,7 @@ def _check_barrier(row: Row, world: World) -> None:
         require(len(live) > 0, "asleep on a satisfied barrier")
     elif row["status"] not in TERMINAL:
         # A child that was retried after its parent continued does not count.
-        require(all(world.told(id, "retried") for id in live), "barrier released early")
+        require(all(world.audit_of(id, "retried") for id in live), "barrier released early")
     require(
         row["status"] == "awaiting_children" or not row["children_pending"],
         "a barrier without a waiting parent",

@@ -423,9 +423,9 @@ GUARDS = [
         changes=[Change("reap", "orphaned.step_seq, orphaned.execution,", "0 as step_seq, 1 as execution,")],
     ),
     Mutant(
-        name="the beginning of a step is noted for the next one",
+        name="the beginning of a step is recorded for the next one",
         scenario=leases.mark_started_and_commit(),
-        reason="noted for a step that has not begun",
+        reason="recorded for a step that has not begun",
         changes=[Change("mark_started", "and g.step_seq = held.step_seq", "")],
     ),
     Mutant(

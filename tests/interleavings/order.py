@@ -10,7 +10,7 @@ from typing import Final
 
 from gen_durable._db.failures import StatementError
 from tests.interleavings.bench import Bench, Pins
-from tests.interleavings.invariants import BrokenError, check_always, check_audit, check_told, check_traces
+from tests.interleavings.invariants import BrokenError, check_always, check_answers, check_audit, check_traces
 from tests.interleavings.product import Product
 from tests.interleavings.scenario import Broken, Choices, End, Scenario
 from tests.interleavings.session import Session
@@ -58,7 +58,7 @@ class Order:
             self._check_races()
             after = await look(self._bench.admin, self._product.schema)
             check_always(after)
-            check_told(before, after, self.sessions.values())
+            check_answers(before, after, self.sessions.values())
             self._scenario.check(End(after, self.sessions, self.trace))
             check_traces(before, after)
             check_audit(before, after)

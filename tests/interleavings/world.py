@@ -70,7 +70,7 @@ class World(msgspec.Struct, frozen=True):
     def records(self, id: int) -> list[Row]:
         return [record for record in self.executions if record["instance_id"] == id]
 
-    def told(self, id: int, event: str) -> list[Row]:
+    def audit_of(self, id: int, event: str) -> list[Row]:
         """The audit of one kind of event of an instance."""
         return [row for row in self.audit if row["instance_id"] == id and row["event"] == event]
 
@@ -169,7 +169,7 @@ def signal(id: int, target: int, name: str, dedup_key: str | None = None, **colu
 
 def event(id: int, instance_id: int, **columns: Any) -> str:
     """An event that waits to be published, of a transition that is committed."""
-    row = {"id": id, "instance_id": instance_id, "step_seq": 1, "n": id, "sink": "default", "type": "told"}
+    row = {"id": id, "instance_id": instance_id, "step_seq": 1, "n": id, "sink": "default", "type": "shipped"}
     return _insert("outbox", {**row, "subject": "x", "data": "null", "next_at": PAST, **columns})
 
 

@@ -300,10 +300,10 @@ async def test_poisoned_job_leaves_a_dead_letter(durable_dsn: str, db: Any) -> N
                 "update gen_durable.gen_durable set eligible_at = now() where status = 'runnable'"
             )
         assert (await bystander.wait(ref, timeout=PATIENCE)).status is Status.FAILED
-    (letter,) = await db.fetch("select * from gen_durable.gen_durable where fsm = 'victims.dead.v1'")
+    (letter,) = await db.fetch("select * from gen_durable.gen_durable where fsm = 'crashing.dead.v1'")
     assert (letter["status"], letter["step"], letter["queue"]) == ("runnable", "run", "default")
     assert _content(letter) == Letter(
-        ref.id, "victims.poison.v1", 1, 7, "poison: the process died 2 times in step run", 2
+        ref.id, "crashing.poison.v1", 1, 7, "poison: the process died 2 times in step run", 2
     )
 
 

@@ -145,20 +145,20 @@ async def test_worker_retries_after_the_backoff(durable_dsn: str, caplog: pytest
         enough = await worker.insert(flaky, 3, max_attempts=4)
         assert (await worker.wait(enough, timeout=PATIENCE)).result == 3
     of = f"step failed: {flaky.name} {often.id}, step run, attempt"
-    told = [message.splitlines() for message in caplog.messages if message.startswith(of)]
-    assert [lines[0].partition("; ")[0] for lines in told] == [
+    messages = [message.splitlines() for message in caplog.messages if message.startswith(of)]
+    assert [lines[0].partition("; ")[0] for lines in messages] == [
         f"{of} {n}: ConnectionError: refusal {n - 1}" for n in (1, 2, 3)
     ]
-    assert [lines[0].partition("; ")[2][:8] for lines in told] == [
+    assert [lines[0].partition("; ")[2][:8] for lines in messages] == [
         "retry in",
         "retry in",
         "the inst",
     ]
-    assert {lines[-1].partition(":")[0] for lines in told} == {"ConnectionError"}, (
+    assert {lines[-1].partition(":")[0] for lines in messages} == {"ConnectionError"}, (
         "the traceback is logged too"
     )
-    places = [line for lines in told for line in lines if line.startswith("  File ")]
-    assert len(places) == len(told), "and only the user's part of it"
+    places = [line for lines in messages for line in lines if line.startswith("  File ")]
+    assert len(places) == len(messages), "and only the user's part of it"
     assert all(place.endswith("in flaky") for place in places)
 
 

@@ -16,7 +16,7 @@ from gen_durable.telemetry import PickStop
 from tests.plans.explain import Explained, Explainer
 from tests.plans.statements import LEASES
 
-CROWD: Final = 50_000
+BLOCKED: Final = 50_000
 MACHINES: Final = (["A", "B", "C"], [1, 1, 1])
 INSERT: Final = (
     "insert into gen_durable.gen_durable (fsm, fsm_version, step, queue, eligible_at, concurrency_key, rate_limit)"
@@ -71,38 +71,38 @@ async def alone(explainer: Explainer) -> Explained:
 
 
 @pytest.mark.clause("FLOW-15")
-@pytest.mark.parametrize(("slots", "count"), [(1, CROWD), (3, 10_000)])
+@pytest.mark.parametrize(("slots", "count"), [(1, BLOCKED), (3, 10_000)])
 async def test_pick_cost_is_bounded_behind_a_busy_key(
     explainer: Explainer, direct_dsn: str, slots: int, count: int
 ) -> None:
     orderly = await alone(explainer)
     await explainer.connection.execute("select gen_durable.set_concurrency_limit('busy', $1)", slots)
     await explainer.connection.execute(HOLDER, slots)
-    crowd = partial(insert, explainer, count, key="busy", age=60)
-    await crowd()
+    insert_blocked = partial(insert, explainer, count, key="busy", age=60)
+    await insert_blocked()
     await insert(explainer, 10, key=None, age=30)
     assert await counts_of_picks(direct_dsn, explainer) == [0, 10]
-    await check_the_way_is_free(explainer, direct_dsn, crowd, orderly)
+    await check_vacuumed(explainer, direct_dsn, insert_blocked, orderly)
 
 
 async def test_pick_cost_is_bounded_behind_an_empty_bucket(explainer: Explainer, direct_dsn: str) -> None:
     orderly = await alone(explainer)
     await explainer.connection.execute("select gen_durable.set_rate_limit('crm', 1, '1 hour')")
-    crowd = partial(insert, explainer, 10_000, rate_limit="crm", age=60)
-    await crowd()
+    insert_blocked = partial(insert, explainer, 10_000, rate_limit="crm", age=60)
+    await insert_blocked()
     await insert(explainer, 10, key=None, age=30)
     assert await counts_of_picks(direct_dsn, explainer) == [1, 10]
-    await check_the_way_is_free(explainer, direct_dsn, crowd, orderly)
+    await check_vacuumed(explainer, direct_dsn, insert_blocked, orderly)
 
 
 @pytest.mark.clause("FLOW-11", "FLOW-15")
 async def test_pick_cost_is_bounded_behind_an_unknown_limit(explainer: Explainer, direct_dsn: str) -> None:
     orderly = await alone(explainer)
-    crowd = partial(insert, explainer, 10_000, rate_limit="gone", age=60)
-    await crowd()
+    insert_blocked = partial(insert, explainer, 10_000, rate_limit="gone", age=60)
+    await insert_blocked()
     await insert(explainer, 10, key=None, age=30)
     assert await counts_of_picks(direct_dsn, explainer) == [0, 10]
-    await check_the_way_is_free(explainer, direct_dsn, crowd, orderly)
+    await check_vacuumed(explainer, direct_dsn, insert_blocked, orderly)
 
 
 async def counts_of_picks(dsn: str, explainer: Explainer) -> list[int]:
@@ -117,8 +117,8 @@ async def counts_of_picks(dsn: str, explainer: Explainer) -> list[int]:
     return counts[:2]
 
 
-async def check_the_way_is_free(
-    explainer: Explainer, dsn: str, crowd: Callable[[], Awaitable[None]], orderly: Explained
+async def check_vacuumed(
+    explainer: Explainer, dsn: str, insert_blocked: Callable[[], Awaitable[None]], orderly: Explained
 ) -> None:
     """Assert that vacuum has removed dead index entries.
 
@@ -133,9 +133,9 @@ async def check_the_way_is_free(
         if explained.blocks <= 2 * orderly.blocks:
             return
         seen.append(explained.blocks)
-        await crowd()
+        await insert_blocked()
         await counts_of_picks(dsn, explainer)
-    pytest.fail(f"{seen} blocks, and {orderly.blocks} without the crowd")
+    pytest.fail(f"{seen} blocks, and {orderly.blocks} without blocked rows")
 
 
 @pytest.mark.clause("FLOW-15")
@@ -145,7 +145,7 @@ async def test_pick_cost_is_bounded_behind_unregistered_machines(
 ) -> None:
     orderly = await alone(explainer)
     fsm, version = stranger
-    await insert(explainer, CROWD, fsm=fsm, version=version, age=60)
+    await insert(explainer, BLOCKED, fsm=fsm, version=version, age=60)
     for name in "ABC":
         await insert(explainer, 10, fsm=name, age=30)
     picker = Picker(explainer)

@@ -286,12 +286,12 @@ async def test_removed_limit_is_reported_and_can_be_set_again(durable_dsn: str, 
     await client.set_limit(RateLimit("crm", 1))
     waiting = await client.insert(Job, 0.0, rate_limit=("crm", 7))
     assert await client.remove_limit("crm")
-    told: asyncio.Queue[RateLimitUnknown] = asyncio.Queue()
+    events: asyncio.Queue[RateLimitUnknown] = asyncio.Queue()
     worker = Worker([Job], dsn=durable_dsn)
-    worker.telemetry.subscribe(told.put_nowait, RateLimitUnknown)
+    worker.telemetry.subscribe(events.put_nowait, RateLimitUnknown)
     async with worker:
         async with asyncio.timeout(20):
-            event = await told.get()
+            event = await events.get()
         assert (event.key, event.limit, event.fsm, event.step, event.count) == (
             "crm:7",
             "crm",

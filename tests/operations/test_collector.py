@@ -38,13 +38,13 @@ SETTINGS = Settings.load()
 
 async def sweep(database: Database, settings: Settings = SETTINGS) -> int:
     """Run one whole sweep. Returns how many instances it reports as removed."""
-    told: list[GcSwept] = []
+    events: list[GcSwept] = []
     telemetry = Telemetry()
-    telemetry.subscribe(told.append, GcSwept)
+    telemetry.subscribe(events.append, GcSwept)
     collector = Collector(database, settings, telemetry, DatabaseStatus())
     while await collector.tick() == timedelta(0):
         pass
-    return sum(event.count for event in told)
+    return sum(event.count for event in events)
 
 
 @pytest.mark.clause("GC-1")
@@ -293,13 +293,13 @@ async def test_pending_events_expire(db: Any, database: Database, caplog: pytest
                        (5, 'web', interval '31 days', interval '1 min', 7, null),
                        (6, 'web', interval '31 days', interval '1 min', null, now())) as event (n, sink, age, due, token, dead)
     """)
-    told: list[OutboxExpired] = []
+    events: list[OutboxExpired] = []
     telemetry = Telemetry()
-    telemetry.subscribe(told.append, OutboxExpired)
+    telemetry.subscribe(events.append, OutboxExpired)
     await Collector(database, SETTINGS, telemetry, DatabaseStatus()).tick()
     left = await db.fetchval("select array_agg(instance_id order by 1) from gen_durable.outbox")
     assert left == [4, 5, 6], "young, leased, dead"
-    assert sorted(told, key=lambda each: each.sink) == [
+    assert sorted(events, key=lambda each: each.sink) == [
         OutboxExpired(count=1, sink="ops"),
         OutboxExpired(count=2, sink="web"),
     ]
@@ -327,13 +327,13 @@ async def test_only_full_buckets_are_collected(db: Any, database: Database) -> N
         "insert into gen_durable.buckets (key, full_at) values ('r:1', '-infinity'), ('r:2', now() - interval '2 min'),"
         " ('r:3', now() - interval '1 s'), ('r:4', now() + interval '1 h'), ('r:5', now() - interval '1 day')"
     )
-    told: list[GcSwept] = []
+    events: list[GcSwept] = []
     telemetry = Telemetry()
-    telemetry.subscribe(told.append, GcSwept)
+    telemetry.subscribe(events.append, GcSwept)
     async with db.transaction():  # a pick has locked this bucket
         await db.execute("select from gen_durable.buckets where key = 'r:5' for no key update")
         await Collector(database, SETTINGS, telemetry, DatabaseStatus()).tick()
-    assert told == [GcSwept(count=0, buckets=2)]
+    assert events == [GcSwept(count=0, buckets=2)]
     left = await db.fetchval("select array_agg(key order by key) from gen_durable.buckets")
     assert left == ["r:3", "r:4", "r:5"]
 

@@ -36,7 +36,7 @@ class Teller(Machine[dict[str, Any], str]):
 
     @step
     async def last(self, ctx: Context[dict[str, Any]]) -> Outcome[str]:
-        return Done("told", emit=Event("done", subject="the end"))
+        return Done("published", emit=Event("done", subject="the end"))
 
     @step
     async def awaits(self, ctx: Context[dict[str, Any]]) -> Outcome[str]:

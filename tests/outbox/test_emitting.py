@@ -12,7 +12,7 @@ from gen_durable.testing import Harness
 from tests.outbox.machines import Teller
 
 
-def told(durable: Harness, ref: Any) -> list[tuple[str, str]]:
+def emitted(durable: Harness, ref: Any) -> list[tuple[str, str]]:
     return [(event.id, event.type) for event in reversed(durable.events(ref))]
 
 
@@ -32,7 +32,7 @@ def at(durable: Harness) -> Any:
 def test_event_id_has_transition_and_index(durable: Harness, at: Any) -> None:
     ref = at("several")
     id = ref.id
-    assert told(durable, ref) == [
+    assert emitted(durable, ref) == [
         (f"{id}:1:1", "first"),
         (f"{id}:1:2", "second"),
         (f"{id}:1:3", "third"),
@@ -64,7 +64,7 @@ def test_default_subject_is_the_correlation_key(durable: Harness) -> None:
     ],
 )
 def test_only_transitions_emit(durable: Harness, at: Any, name: str, types: list[str]) -> None:
-    assert [type for _, type in told(durable, at(name))] == types
+    assert [type for _, type in emitted(durable, at(name))] == types
 
 
 @pytest.mark.parametrize("value", [float("nan"), "\0", "\ud800"])

@@ -45,7 +45,7 @@ select n, 'Machine' || n % 3, 'step', status, jsonb_build_object('order', n, 'no
                when m < 1000 then 'awaiting_children' when m < 3000 then 'executing' else 'runnable' end
           ::gen_durable.durable_status as status) labelled
  cross join lateral (
-   select status = 'executing' as is_executing, status in ('done', 'failed') as is_ended) told;
+   select status = 'executing' as is_executing, status in ('done', 'failed') as is_ended) flags;
 
 select setval('gen_durable.gen_durable_id_seq', 200000);
 

@@ -29,7 +29,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.telemetry import HandlerMissing, PickStop
-from tests.support.crashing_workers import tell
+from tests.support.crashing_workers import print_json
 
 __all__ = ["NEW", "OLD", "Month", "MonthV2", "charge", "nap", "refund"]
 
@@ -40,7 +40,7 @@ _PATIENT: Final = Backoff(max_attempts=10)
 @job("shop.charge.v1", retry=_PATIENT)
 async def charge(number: int, ctx: Context[int]) -> str:
     """A type of both releases."""
-    tell(ran=ctx.machine, version=ctx.version, id=ctx.id)
+    print_json(ran=ctx.machine, version=ctx.version, id=ctx.id)
     await asyncio.sleep(0.01)
     return f"charged {number}"
 
@@ -48,7 +48,7 @@ async def charge(number: int, ctx: Context[int]) -> str:
 @job("shop.refund.v1", retry=_PATIENT)
 async def refund(number: int, ctx: Context[int]) -> str:
     """A type of the new release only."""
-    tell(ran=ctx.machine, version=ctx.version, id=ctx.id)
+    print_json(ran=ctx.machine, version=ctx.version, id=ctx.id)
     await asyncio.sleep(0.01)
     return f"refunded {number}"
 
@@ -58,7 +58,7 @@ class Month(Machine[int, int], name="shop.month", retry=_PATIENT):
 
     @step
     async def begin(self, ctx: Context[int]) -> Outcome[int]:
-        tell(ran=ctx.machine, version=ctx.version, id=ctx.id)
+        print_json(ran=ctx.machine, version=ctx.version, id=ctx.id)
         return Next(self.split, requeue=True)
 
     @step
@@ -82,7 +82,7 @@ class MonthV2(Month, name="shop.month", version=2):
 @job("shop.nap.v1", retry=_PATIENT)
 async def nap(file: str, ctx: Context[str]) -> int:
     """Waits until a file exists."""
-    tell(ran=ctx.machine, version=ctx.version, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
+    print_json(ran=ctx.machine, version=ctx.version, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
     while not Path(file).exists():
         await asyncio.sleep(0.01)
     return ctx.attempt
@@ -107,12 +107,12 @@ def _main(dsn: str, settings: str, release: str, source: str) -> None:
 
     def on_first_look(_: PickStop) -> None:
         unsubscribe()
-        tell(ready=True)
+        print_json(ready=True)
 
     unsubscribe = worker.telemetry.subscribe(on_first_look, PickStop)
-    worker.telemetry.subscribe(lambda event: tell(missing=event.fsm), HandlerMissing)
+    worker.telemetry.subscribe(lambda event: print_json(missing=event.fsm), HandlerMissing)
     worker.run()
-    tell(ended=True)
+    print_json(ended=True)
 
 
 if __name__ == "__main__":

@@ -84,10 +84,10 @@ async def test_rolling_deploy_loses_nothing(durable_dsn: str, db: Any, source: s
             assert {
                 each.result for each in await client.list(machine, version=machine.__definition__.version)
             } == {closed}
-        told = [line for process in (*old, *new) for line in process.told]
-        assert not [line for line in told if "missing" in line]
+        lines = [line for process in (*old, *new) for line in process.lines]
+        assert not [line for line in lines if "missing" in line]
         foreign = {
-            (line["ran"], line["version"]) for process in old for line in process.told if "ran" in line
+            (line["ran"], line["version"]) for process in old for line in process.lines if "ran" in line
         }
         assert foreign == {("shop.charge.v1", 1), ("shop.month", 1)}, (
             "the old release ran what it knows, and only that"

@@ -240,12 +240,12 @@ async def test_silent_heartbeat_connection_is_replaced_in_time(
     opened: list[float] = []
     original = Database.open
 
-    async def noted(*given: Any, **options: Any) -> Any:
+    async def recording_open(*given: Any, **options: Any) -> Any:
         if options["name"] == "the heartbeat":
             opened.append(options["reply_timeouts"].reply)
         return await original(*given, **options)
 
-    monkeypatch.setattr(Database, "open", noted)
+    monkeypatch.setattr(Database, "open", recording_open)
     async with Worker([half_minute, Plain(Gate())], dsn=durable_dsn):
         async with asyncio.timeout(PATIENCE.total_seconds()):
             while not opened:

@@ -318,8 +318,8 @@ async def test_unknown_type_under_a_prefix_fails(
             ended = await worker.wait(ref.id, timeout=PATIENCE)
             assert (ended.status, ended.last_error) == (Status.FAILED, "no_handler_registered")
         await events.wait(HandlerMissing, count=2)
-        told = {event.id: (event.fsm, event.version, event.name) for event in events.of(HandlerMissing)}
-        assert [told[ref.id] for ref in refs] == [
+        missing = {event.id: (event.fsm, event.version, event.name) for event in events.of(HandlerMissing)}
+        assert [missing[ref.id] for ref in refs] == [
             ("billing.lost.v1", 1, "handler.missing"),
             ("billing.charge.v1", 2, "handler.missing"),
         ]

@@ -101,11 +101,11 @@ async def test_many_schedules_with_many_workers(durable_dsn: str, db: Any) -> No
         " select 'many ' || n, cron, tz, anchor_at, 'all', overlap, spec, date_trunc('hour', now())"
         " from gen_durable.schedules, generate_series(1, 300) n"
     )
-    crowd = [Worker([Sleeper], dsn=durable_dsn, settings=CALM) for _ in range(4)]
-    for worker in crowd:
+    workers = [Worker([Sleeper], dsn=durable_dsn, settings=CALM) for _ in range(4)]
+    for worker in workers:
         await worker.__aenter__()
     await holds(db, "select count(*) = 300 from gen_durable.schedules where fired_count = 1")
-    for worker in crowd:
+    for worker in workers:
         await worker.__aexit__(None, None, None)
     counts = await db.fetch("select schedule, count(*) from gen_durable.gen_durable group by 1")
     assert {row["count"] for row in counts} == {1}
@@ -201,12 +201,12 @@ async def test_unreadable_schedule_is_left_to_other_workers(
         async with Worker([Report], dsn=durable_dsn, settings=CALM):
             await holds(db, "select count(*) = 1 from gen_durable.gen_durable")
             await asyncio.sleep(0.3)
-        told = [
+        messages = [
             record
             for record in caplog.records
             if "schedule skipped: odd cannot be computed on this worker" in record.message
         ]
-        assert len(told) == 1
+        assert len(messages) == 1
         await db.execute("update gen_durable.schedules set tz = 'UTC' where name = 'odd'")
         async with Worker([Report], dsn=durable_dsn, settings=CALM):
             await holds(db, "select count(*) = 2 from gen_durable.gen_durable")
@@ -235,6 +235,6 @@ async def test_skipped_fire_time_emits_its_reason(
             events = Events(worker)
             await events.wait(ScheduleFired, count=4)
             await holds(db, "select min(next_at) > now() from gen_durable.schedules")
-    told = {event.schedule: event.kind for event in events.of(ScheduleFired)}
-    assert told == {name: name for name in ("error", "duplicate", "missed", "overlap")}
+    kinds = {event.schedule: event.kind for event in events.of(ScheduleFired)}
+    assert kinds == {name: name for name in ("error", "duplicate", "missed", "overlap")}
     assert any("schedule failed: error inserted nothing" in record.message for record in caplog.records)

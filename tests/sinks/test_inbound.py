@@ -425,17 +425,17 @@ async def test_key_with_special_characters_in_the_path(
 
 @pytest.mark.parametrize("length", ["²", "9" * 5000, "-1", "x", "10001"])
 async def test_invalid_content_length_is_refused(async_durable: AsyncHarness, length: str) -> None:
-    app, told = Inbound(async_durable, secret=None, max_body=10_000), []
+    app, sent = Inbound(async_durable, secret=None, max_body=10_000), []
 
     async def nothing() -> dict[str, Any]:
         raise AssertionError("it is refused before it is read")
 
-    async def tell(message: Any) -> None:
-        told.append(message)
+    async def send(message: Any) -> None:
+        sent.append(message)
 
     headers = [(b"content-length", length.encode("latin-1"))]
-    await app({"type": "http", "method": "POST", "path": "/", "headers": headers}, nothing, tell)
-    assert told[0]["status"] == 413
+    await app({"type": "http", "method": "POST", "path": "/", "headers": headers}, nothing, send)
+    assert sent[0]["status"] == 413
 
 
 async def test_only_post_is_allowed(door: httpx.AsyncClient) -> None:

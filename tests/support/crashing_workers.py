@@ -22,12 +22,12 @@ import msgspec
 from gen_durable import Context, Done, Machine, Outcome, Settings, Stop, Worker, job, step
 from gen_durable.telemetry import Event, PickStop, SchedulerSaturation
 
-__all__ = ["Hog", "Killer", "Sleeper", "poison", "tell"]
+__all__ = ["Hog", "Killer", "Sleeper", "poison", "print_json"]
 
 _CHATTER: Final = (PickStop, SchedulerSaturation)
 
 
-def tell(**what: Any) -> None:
+def print_json(**what: Any) -> None:
     sys.stdout.write(json.dumps({"pid": os.getpid(), **what}) + "\n")
     sys.stdout.flush()
 
@@ -37,36 +37,36 @@ class Sleeper(Machine[str, str]):
 
     @step
     async def sleep(self, ctx: Context[str]) -> Outcome[str]:
-        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
+        print_json(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
         while not Path(ctx.state).exists():
             await asyncio.sleep(0.05)
         return Done(f"{os.getpid()}")
 
     @step
-    async def hold(self, ctx: Context[str]) -> Outcome[str]:
+    async def block_loop(self, ctx: Context[str]) -> Outcome[str]:
         """Blocks the event loop, so it is not cancelled when its lease is lost."""
-        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
+        print_json(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
         while not Path(ctx.state).exists():
             time.sleep(0.01)
         return Done(f"{os.getpid()}")
 
     @step
     def block(self, ctx: Context[str]) -> Outcome[str]:
-        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
+        print_json(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
         threading.Event().wait()
         return Stop("unreachable")
 
     @step
     async def ignore(self, ctx: Context[str]) -> Outcome[str]:
-        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
+        print_json(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
         while True:
             try:
                 await asyncio.sleep(3600)
             except asyncio.CancelledError:
-                tell(ignored=ctx.id)
+                print_json(ignored=ctx.id)
 
     def handle(self, error: Exception, ctx: Context[str]) -> Outcome[str]:
-        tell(handled=str(error), id=ctx.id)
+        print_json(handled=str(error), id=ctx.id)
         return Stop(error)
 
 
@@ -75,13 +75,13 @@ class Hog(Machine[float, int]):
 
     @step
     async def block(self, ctx: Context[float]) -> Outcome[int]:
-        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt)
+        print_json(begun=ctx.step, id=ctx.id, attempt=ctx.attempt)
         time.sleep(ctx.state)
         return Done(os.getpid())
 
     @step
     async def compute(self, ctx: Context[float]) -> Outcome[int]:
-        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt)
+        print_json(begun=ctx.step, id=ctx.id, attempt=ctx.attempt)
         until = time.monotonic() + ctx.state
         while time.monotonic() < until:
             sum(range(10_000))
@@ -93,24 +93,24 @@ class Killer(Machine[None, None]):
 
     @step
     async def kill(self, ctx: Context[None]) -> Outcome[None]:
-        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
+        print_json(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
         os.kill(os.getpid(), signal.SIGKILL)
         return Stop("unreachable")
 
     def handle(self, error: Exception, ctx: Context[None]) -> Outcome[None]:
-        tell(handled=str(error), id=ctx.id)
+        print_json(handled=str(error), id=ctx.id)
         return Stop(error)
 
 
-@job("victims.poison.v1", max_attempts=9, dead_letter="victims.dead.v1")
+@job("crashing.poison.v1", max_attempts=9, dead_letter="crashing.dead.v1")
 async def poison(number: int, ctx: Context[int]) -> None:
-    tell(begun="poison", id=ctx.id, attempt=ctx.attempt)
+    print_json(begun="poison", id=ctx.id, attempt=ctx.attempt)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _on_event(event: Event) -> None:
     if not isinstance(event, _CHATTER):
-        tell(event=event.name, **msgspec.to_builtins(event))
+        print_json(event=event.name, **msgspec.to_builtins(event))
 
 
 def _main(dsn: str, settings: str) -> None:
@@ -121,12 +121,12 @@ def _main(dsn: str, settings: str) -> None:
 
     def on_first_look(_: PickStop) -> None:
         unsubscribe()
-        tell(ready=True)
+        print_json(ready=True)
 
     unsubscribe = worker.telemetry.subscribe(on_first_look, PickStop)
     worker.telemetry.subscribe(_on_event)
     worker.run()
-    tell(ended=True)
+    print_json(ended=True)
 
 
 if __name__ == "__main__":

@@ -53,12 +53,12 @@ class Child:
         """`None` while it runs; negative: the signal that killed it."""
         if self._exit_code is None:
             try:
-                told = os.read(self._end, 16)
+                text = os.read(self._end, 16)
             except BlockingIOError:
                 return None
             os.close(self._end)
             self._exit_code = (
-                int(told) if told else -signal.SIGKILL
+                int(text) if text else -signal.SIGKILL
             )  # the fork server is gone, and its children with it
         return self._exit_code
 
@@ -82,11 +82,11 @@ class Child:
 def launch(module: str, *arguments: str, output: int) -> Child:
     """Start `python -m MODULE ARGUMENTS…`, with stdout and stderr in this file."""
     server = _fork_server()
-    end, told = os.pipe()
+    end, exit_pipe = os.pipe()
     os.set_blocking(end, False)
     program = Program(module, arguments, dict(os.environ))
-    socket.send_fds(server, [msgspec.json.encode(program)], [output, told])
-    os.close(told)
+    socket.send_fds(server, [msgspec.json.encode(program)], [output, exit_pipe])
+    os.close(exit_pipe)
     return Child(int(server.recv(16)), end)
 
 
@@ -139,13 +139,13 @@ class ForkServer:
                 text, files, *_ = socket.recv_fds(self._orders, _LONGEST, 2)
                 if not text:
                     return None
-                output, told = files
+                output, exit_pipe = files
                 if (pid := os.fork()) == 0:
                     selector.close()
-                    self._become(output, told)
+                    self._become(output, exit_pipe)
                     return msgspec.json.decode(text, type=Program)
                 os.close(output)
-                self._living[pid] = told
+                self._living[pid] = exit_pipe
                 self._orders.send(str(pid).encode())
 
     def _reap(self) -> None:
@@ -153,18 +153,18 @@ class ForkServer:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            told = self._living.pop(pid)
-            os.write(told, str(os.waitstatus_to_exitcode(status)).encode())
-            os.close(told)
+            exit_pipe = self._living.pop(pid)
+            os.write(exit_pipe, str(os.waitstatus_to_exitcode(status)).encode())
+            os.close(exit_pipe)
 
-    def _become(self, output: int, told: int) -> None:
+    def _become(self, output: int, exit_pipe: int) -> None:
         """Close all files of the fork server in a child."""
         self._bind()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        for file in (output, told, self._wake, self._waker, *self._living.values()):
+        for file in (output, exit_pipe, self._wake, self._waker, *self._living.values()):
             os.close(file)
         self._orders.close()
 

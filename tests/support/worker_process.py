@@ -24,7 +24,7 @@ class WorkerProcess:
         self._child = child
         self.pid = child.pid
         self._output = output
-        self.told: list[dict[str, Any]] = []
+        self.lines: list[dict[str, Any]] = []
         self.log: list[str] = []
 
     async def wait_for(self, **wanted: Any) -> dict[str, Any]:
@@ -33,13 +33,13 @@ class WorkerProcess:
             while line := await self._line():
                 if all(name in line and value in (..., line[name]) for name, value in wanted.items()):
                     return line
-        raise AssertionError(f"it ended without printing {wanted}: {self.told} {self.log}")
+        raise AssertionError(f"it ended without printing {wanted}: {self.lines} {self.log}")
 
     def send(self, number: signal.Signals) -> None:
         self._child.send(number)
 
     async def ends(self) -> int:
-        """Wait for its end, and return its exit code; `told` then has all lines."""
+        """Wait for its end, and return its exit code; `lines` then has all lines."""
         async with asyncio.timeout(PATIENCE.total_seconds()):
             while await self._line():
                 pass
@@ -53,7 +53,7 @@ class WorkerProcess:
         while text := await self._output.readline():
             if text.startswith(b"{"):
                 line: dict[str, Any] = json.loads(text)
-                self.told.append(line)
+                self.lines.append(line)
                 return line
             self.log.append(text.decode().rstrip())
         return None

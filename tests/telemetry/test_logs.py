@@ -23,7 +23,7 @@ def context() -> Iterator[None]:
     assert logging.getLogRecordFactory() is before
 
 
-def told(caplog: pytest.LogCaptureFixture, message: str) -> list[tuple[object, ...]]:
+def contexts(caplog: pytest.LogCaptureFixture, message: str) -> list[tuple[object, ...]]:
     return [
         tuple(getattr(record, field) for field in logs.FIELDS)
         for record in caplog.records
@@ -41,12 +41,12 @@ async def test_log_records_of_steps_in_loop_and_threads(
         await worker.wait(leg)
         await worker.wait(trip, until="parked")
         log.info("outside", extra={"step": "of my own"})
-    assert told(caplog, "planning") == [(f"Trip {trip.id} plan 1", trip.id, "Trip", "plan", 1)]
-    assert [line for line in told(caplog, "walking") if line[1] == leg.id] == [
+    assert contexts(caplog, "planning") == [(f"Trip {trip.id} plan 1", trip.id, "Trip", "plan", 1)]
+    assert [line for line in contexts(caplog, "walking") if line[1] == leg.id] == [
         (f"Leg {leg.id} walk 1", leg.id, "Leg", "walk", 1),
         (f"Leg {leg.id} walk 2", leg.id, "Leg", "walk", 2),
     ]
-    assert told(caplog, "outside") == [("-", None, None, None, None)]
+    assert contexts(caplog, "outside") == [("-", None, None, None, None)]
 
 
 class Last(Machine[None, None]):
@@ -65,10 +65,10 @@ async def test_log_records_of_effects_and_harness(
     async with Worker([Last], dsn=durable_dsn, settings=QUICK) as worker:
         ref = await worker.insert(Last)
         await worker.wait(ref)
-    assert told(caplog, "in the transaction") == [(f"Last {ref.id} run 1", ref.id, "Last", "run", 1)]
+    assert contexts(caplog, "in the transaction") == [(f"Last {ref.id} run 1", ref.id, "Last", "run", 1)]
     caplog.clear()
     again = await async_durable.insert(Last)
     await async_durable.drain()
     log.warning("after the drain")
-    assert told(caplog, "in the transaction") == [(f"Last {again.id} run 1", again.id, "Last", "run", 1)]
-    assert told(caplog, "after the drain")[0][0] == "-"
+    assert contexts(caplog, "in the transaction") == [(f"Last {again.id} run 1", again.id, "Last", "run", 1)]
+    assert contexts(caplog, "after the drain")[0][0] == "-"

@@ -58,7 +58,7 @@ async def test_async_steps_run_on_the_loop_of_the_test(async_durable: AsyncHarne
 
     class Where(Machine[None, None]):
         @step
-        async def tell(self, ctx: Context[None]) -> Outcome[None]:
+        async def look(self, ctx: Context[None]) -> Outcome[None]:
             seen.append((asyncio.get_running_loop(), threading.current_thread() is threading.main_thread()))
             return Done()
 

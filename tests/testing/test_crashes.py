@@ -26,14 +26,14 @@ def test_crash_before_the_commit_repeats_the_step(durable: Harness) -> None:
 def test_crash_before_the_step_costs_an_attempt(durable: Harness) -> None:
     class Attempts(Machine[None, int]):
         @step
-        async def tell(self, ctx: Context[None]) -> Outcome[int]:
+        async def look(self, ctx: Context[None]) -> Outcome[int]:
             return Done(ctx.attempt)
 
-    told = durable.insert(Attempts)
-    with durable.crash_at("tell", "before_step"), pytest.raises(Crash):
+    ref = durable.insert(Attempts)
+    with durable.crash_at("look", "before_step"), pytest.raises(Crash):
         durable.drain()
     durable.drain()
-    assert durable.assert_done(told) == 1
+    assert durable.assert_done(ref) == 1
 
 
 def test_repeated_step_keeps_its_idempotency_key(durable: Harness) -> None:

@@ -62,11 +62,11 @@ def test_context_can_have_children() -> None:
 
 def test_help_lists_the_context_options() -> None:
     for function in (Harness.insert, AsyncHarness.insert, AsyncClient.insert):
-        told = pydoc.plain(pydoc.render_doc(function))
-        assert [name for name in InsertOptions.__annotations__ if name not in told] == []
+        text = pydoc.plain(pydoc.render_doc(function))
+        assert [name for name in InsertOptions.__annotations__ if name not in text] == []
         assert "state" in inspect.signature(function).parameters
-    told = pydoc.plain(pydoc.render_doc(context))
-    assert [name for name in ContextOptions.__annotations__ if name not in told] == []
+    text = pydoc.plain(pydoc.render_doc(context))
+    assert [name for name in ContextOptions.__annotations__ if name not in text] == []
 
 
 def test_context_has_the_given_values() -> None:

@@ -60,8 +60,8 @@ def test_stored_error_has_no_local_variables() -> None:
 
 def places(error: BaseException) -> list[str]:
     """The functions of the stored frames, outermost first."""
-    told = traceback_text(error).splitlines()
-    return [line.rpartition(" in ")[2] for line in told if line.startswith("  File ")]
+    text = traceback_text(error).splitlines()
+    return [line.rpartition(" in ")[2] for line in text if line.startswith("  File ")]
 
 
 def fail_twice(password: str) -> NoReturn:
@@ -89,9 +89,9 @@ def raised_in_a_step(call: Any, *args: Any) -> Exception:
 def test_traceback_omits_engine_frames_above_user_code() -> None:
     error = raised_in_a_step(fail_twice, "hunter2")
     assert "in _with_timeout" in "".join(traceback.format_exception(error))
-    told = traceback_text(error)
-    assert "in _with_timeout" not in told
-    assert told.endswith("LookupError: no way in")
+    text = traceback_text(error)
+    assert "in _with_timeout" not in text
+    assert text.endswith("LookupError: no way in")
     cause = places(error)[:3]
     assert cause == ["fail_twice", "outer", "inner"]
     assert places(error)[-2:] == ["as_awaitable", "fail_twice"]
@@ -99,9 +99,9 @@ def test_traceback_omits_engine_frames_above_user_code() -> None:
 
 def test_traceback_of_a_group_omits_engine_frames_in_every_part() -> None:
     inside = raised_in_a_step(outer, "hunter2")
-    told = traceback_text(ExceptionGroup("two", [inside, ValueError("the other")]))
-    assert "in outer" in told
-    assert "in _with_timeout" not in told
+    text = traceback_text(ExceptionGroup("two", [inside, ValueError("the other")]))
+    assert "in outer" in text
+    assert "in _with_timeout" not in text
 
 
 def test_traceback_keeps_the_frame_that_raised_an_engine_error() -> None:

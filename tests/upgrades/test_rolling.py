@@ -133,13 +133,13 @@ async def test_old_and_new_code_on_the_new_schema(
                 await asyncio.gather(*[finished(client, queue) for queue in queues])
             versions = {each.name: each.schema_version for each in await client.workers()}
             assert versions == {before.name: LATEST, started_later.name: LATEST, upgraded.name: NEXT}
-    fleet = (before, started_later, upgraded)
+    all_workers = (before, started_later, upgraded)
     said = f"schema 'gen_durable' has version {NEXT}; this gen_durable has version {LATEST} and works with it"
-    assert [each.log().count(f"INFO {said}") for each in fleet] == [0, 1, 0]
-    troubles = [line for each in fleet for line in each.log() if line.startswith("ERROR")]
+    assert [each.log().count(f"INFO {said}") for each in all_workers] == [0, 1, 0]
+    troubles = [line for each in all_workers for line in each.log() if line.startswith("ERROR")]
     assert [line for line in troubles if "on purpose" not in line and "ledger" not in line] == []
     owners = await db.fetch("select distinct lease_owner from gen_durable.executions")
-    assert {row["lease_owner"] for row in owners} == {each.name for each in fleet}
+    assert {row["lease_owner"] for row in owners} == {each.name for each in all_workers}
     statuses = Counter(row[0] for row in await db.fetch("select status::text from gen_durable.gen_durable"))
     assert statuses == {"done": statuses["done"], "failed": 24, "cancelled": 12}
     assert await db.fetchval("select count(*) from gen_durable.outbox where published_at is null") == 0

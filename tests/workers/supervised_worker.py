@@ -18,10 +18,10 @@ import msgspec
 
 from gen_durable import Context, Done, Machine, Outcome, Settings, Worker, step
 
-__all__ = ["Sleeper", "tell"]
+__all__ = ["Sleeper", "print_json"]
 
 
-def tell(**what: Any) -> None:
+def print_json(**what: Any) -> None:
     # One write per line, so that lines of several processes do not mix.
     os.write(1, (json.dumps({"pid": os.getpid(), "parent": os.getppid(), **what}) + "\n").encode())
 
@@ -31,7 +31,7 @@ class Sleeper(Machine[str, int]):
 
     @step
     async def sleep(self, ctx: Context[str]) -> Outcome[int]:
-        tell(begun=ctx.id, attempt=ctx.attempt)
+        print_json(begun=ctx.id, attempt=ctx.attempt)
         while not Path(ctx.state).exists():
             await asyncio.sleep(0.01)
         return Done(os.getpid())
@@ -39,7 +39,7 @@ class Sleeper(Machine[str, int]):
     @step
     async def hang(self, ctx: Context[str]) -> Outcome[int]:
         """Blocks the event loop, so that the process cannot react to commands."""
-        tell(begun=ctx.id, attempt=ctx.attempt)
+        print_json(begun=ctx.id, attempt=ctx.attempt)
         signal.pause()
         return Done(0)
 
@@ -47,8 +47,8 @@ class Sleeper(Machine[str, int]):
 def main(dsn: str, settings: str, processes: str) -> None:
     logging.basicConfig(level=logging.INFO)
     worker = Worker([Sleeper], dsn=dsn, settings=msgspec.json.decode(settings, type=Settings))
-    worker.run(processes=int(processes), on_ready=lambda: tell(ready=True))
-    tell(ended=True)
+    worker.run(processes=int(processes), on_ready=lambda: print_json(ready=True))
+    print_json(ended=True)
 
 
 if __name__ == "__main__":

@@ -39,15 +39,18 @@ async def processes(dsn: str, settings: Settings, count: int) -> AsyncIterator[W
 @pytest.mark.clause("SUP-1")
 async def test_work_of_a_killed_child_resumes_at_once(durable_dsn: str, db: Any, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
-        await fleet.wait_for(ready=True)
+    async with (
+        AsyncClient(durable_dsn, settings=CALM) as client,
+        processes(durable_dsn, PATIENT, 2) as process,
+    ):
+        await process.wait_for(ready=True)
         ref = await client.insert(Sleeper, str(go))
-        first = await fleet.wait_for(begun=ref.id, attempt=0)
+        first = await process.wait_for(begun=ref.id, attempt=0)
         owner = (await row_of(db, ref.id))["locked_by"]
         await holds(db, f"select {IS_REGISTERED}", owner)
         killed_at = time.monotonic()
         os.kill(first["pid"], signal.SIGKILL)
-        second = await fleet.wait_for(begun=ref.id, attempt=1)
+        second = await process.wait_for(begun=ref.id, attempt=1)
         assert time.monotonic() - killed_at < 20, "the lease of one minute need not expire"
         assert second["parent"] == first["parent"]
         row = await row_of(db, ref.id)
@@ -59,31 +62,34 @@ async def test_work_of_a_killed_child_resumes_at_once(durable_dsn: str, db: Any,
         # Another process takes its place; Ctrl-C drains the current ones.
         await holds(db, "select count(*) = 2 from gen_durable.workers")
         more = await client.insert_all([Spec(Sleeper, str(go)) for _ in range(3)])
-        pids = {second["pid"], *[(await fleet.wait_for(begun=...))["pid"] for _ in more]}
-        fleet.send(signal.SIGINT)
+        pids = {second["pid"], *[(await process.wait_for(begun=...))["pid"] for _ in more]}
+        process.send(signal.SIGINT)
         for pid in pids:
             os.kill(pid, signal.SIGTERM)
         await asyncio.sleep(0.3)
         go.touch()
-        assert await fleet.ends() == 0
+        assert await process.ends() == 0
         assert (await client.wait(ref)).result == second["pid"]
     assert await db.fetchval("select count(*) from gen_durable.gen_durable where status = 'done'") == 4
-    log = "\n".join(fleet.log)
+    log = "\n".join(process.log)
     assert f"(pid {first['pid']}) was killed by SIGKILL; restarting in 0." in log
     assert f"leases of a crashed worker reaped: worker {owner}, ids [{ref.id}]" in log
-    assert sum("is worker" in line for line in fleet.log) == 3, "two processes, and one restart"
+    assert sum("is worker" in line for line in process.log) == 3, "two processes, and one restart"
 
 
 @pytest.mark.clause("SUP-2")
 async def test_children_of_a_killed_supervisor_release_and_exit(durable_dsn: str, db: Any) -> None:
-    async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
-        await fleet.wait_for(ready=True)
+    async with (
+        AsyncClient(durable_dsn, settings=CALM) as client,
+        processes(durable_dsn, PATIENT, 2) as process,
+    ):
+        await process.wait_for(ready=True)
         hanging = await client.insert(Sleeper, NEVER, step="hang")
-        hangs = (await fleet.wait_for(begun=hanging.id))["pid"]
+        hangs = (await process.wait_for(begun=hanging.id))["pid"]
         refs = await client.insert_all([Spec(Sleeper, NEVER) for _ in range(4)])
-        pids = {(await fleet.wait_for(begun=...))["pid"] for _ in refs}
+        pids = {(await process.wait_for(begun=...))["pid"] for _ in refs}
         assert hangs not in pids
-        os.kill(fleet.pid, signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)
         for pid in pids:
             await process_ends(pid)
         for ref in refs:
@@ -95,47 +101,53 @@ async def test_children_of_a_killed_supervisor_release_and_exit(durable_dsn: str
 
 @pytest.mark.clause("SUP-3")
 async def test_crash_loop_backs_off_and_is_logged(durable_dsn: str) -> None:
-    async with program("tests.workers.crashes_at_start", durable_dsn) as fleet:
+    async with program("tests.workers.crashes_at_start", durable_dsn) as process:
         at = []
         for _ in range(4):
-            await fleet.wait_for(broken=True)
+            await process.wait_for(broken=True)
             at.append(time.monotonic())
         # Pauses of 0.25 to 0.5 s, 0.5 to 1 s, 1 to 2 s, and the starts.
         assert at[3] - at[0] >= 1.75
-        fleet.send(signal.SIGTERM)
-        assert await fleet.ends() in (0, 1), "1 if it was just about to crash again"
-    assert sum("exited with code 3; restarting in" in line for line in fleet.log) >= 3
+        process.send(signal.SIGTERM)
+        assert await process.ends() in (0, 1), "1 if it was just about to crash again"
+    assert sum("exited with code 3; restarting in" in line for line in process.log) >= 3
 
 
 @pytest.mark.clause("SUP-4")
 async def test_one_signal_drains_every_child(durable_dsn: str, db: Any, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
-        await fleet.wait_for(ready=True)
+    async with (
+        AsyncClient(durable_dsn, settings=CALM) as client,
+        processes(durable_dsn, PATIENT, 2) as process,
+    ):
+        await process.wait_for(ready=True)
         refs = await client.insert_all([Spec(Sleeper, str(go)) for _ in range(4)])
-        pids = {(await fleet.wait_for(begun=...))["pid"] for _ in refs}
-        fleet.send(signal.SIGTERM)
+        pids = {(await process.wait_for(begun=...))["pid"] for _ in refs}
+        process.send(signal.SIGTERM)
         # A process manager may signal the whole group: that does not skip the drain.
         for pid in pids:
             os.kill(pid, signal.SIGTERM)
         await asyncio.sleep(0.3)
         assert not go.exists()
         go.touch()
-        assert await fleet.ends() == 0
+        assert await process.ends() == 0
     assert await db.fetchval("select count(*) from gen_durable.gen_durable where status = 'done'") == 4
 
 
 @pytest.mark.clause("SUP-5")
 async def test_second_signal_skips_the_drain(durable_dsn: str, db: Any) -> None:
-    async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
-        await fleet.wait_for(ready=True)
+    async with (
+        AsyncClient(durable_dsn, settings=CALM) as client,
+        processes(durable_dsn, PATIENT, 2) as process,
+    ):
+        await process.wait_for(ready=True)
         ref = await client.insert(Sleeper, NEVER)
-        await fleet.wait_for(begun=ref.id)
+        await process.wait_for(begun=ref.id)
         stopped_at = time.monotonic()
-        fleet.send(signal.SIGTERM)
+        process.send(signal.SIGTERM)
         await asyncio.sleep(0.1)
-        fleet.send(signal.SIGINT)
-        assert await fleet.ends() == 0
+        process.send(signal.SIGINT)
+        assert await process.ends() == 0
         assert time.monotonic() - stopped_at < 20
     row = await row_of(db, ref.id)
     assert (row["status"], row["attempt"], row["crash_count"]) == ("runnable", 0, 0)
@@ -143,13 +155,16 @@ async def test_second_signal_skips_the_drain(durable_dsn: str, db: Any) -> None:
 
 @pytest.mark.clause("SUP-6")
 async def test_child_crash_during_drain_sets_the_exit_code(durable_dsn: str, db: Any) -> None:
-    async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
-        await fleet.wait_for(ready=True)
+    async with (
+        AsyncClient(durable_dsn, settings=CALM) as client,
+        processes(durable_dsn, PATIENT, 2) as process,
+    ):
+        await process.wait_for(ready=True)
         ref = await client.insert(Sleeper, NEVER)
-        child = await fleet.wait_for(begun=ref.id)
-        fleet.send(signal.SIGTERM)
+        child = await process.wait_for(begun=ref.id)
+        process.send(signal.SIGTERM)
         await asyncio.sleep(0.2)
         os.kill(child["pid"], signal.SIGKILL)
-        assert await fleet.ends() == 1
+        assert await process.ends() == 1
         await holds(db, "select status = 'runnable' and crash_count = 1 from gen_durable.gen_durable")
-    assert not any("ended" in line for line in fleet.told if line["pid"] == child["parent"])
+    assert not any("ended" in line for line in process.lines if line["pid"] == child["parent"])

@@ -133,8 +133,8 @@ async def test_barrier_ignores_children_whose_key_is_taken(
         assert (await worker.wait(none, timeout=PATIENCE)).result == []
         assert (await worker.wait(twice, timeout=PATIENCE)).result == [0]
         assert (await worker.wait(empty, timeout=PATIENCE)).result == []
-    told = sorted(each.getMessage() for each in caplog.records if "not inserted" in each.getMessage())
-    assert told == [
+    warnings = sorted(each.getMessage() for each in caplog.records if "not inserted" in each.getMessage())
+    assert warnings == [
         f"children not inserted: Parent {parent.id}, step start; the keys of {count} of 2 children are taken"
         for parent, count in ((some, 1), (none, 2), (twice, 1))
     ]

@@ -19,7 +19,7 @@ from gen_durable import Context, Done, Machine, Outcome, Settings, Sql, Transact
 from gen_durable._db import commit as commits
 from gen_durable._runtime import flusher
 from gen_durable.telemetry import OutcomeStale
-from tests.support.crashing_workers import tell
+from tests.support.crashing_workers import print_json
 from tests.support.ledger import BOOK
 
 POINTS: Final = ("nowhere", "stall", "in the step", "in the effect", "before COMMIT", "after COMMIT")
@@ -34,7 +34,7 @@ class Payment(Machine[None, str]):
 
     @step
     async def pay(self, ctx: Context[None]) -> Outcome[str]:
-        tell(paying=ctx.idempotency_key, attempt=ctx.attempt)
+        print_json(paying=ctx.idempotency_key, attempt=ctx.attempt)
         # Block the event loop, so that the step is not cancelled when its lease is lost.
         while self._point == "stall" and not self._file.exists():
             time.sleep(0.01)
@@ -70,10 +70,12 @@ def _main(dsn: str, settings: str, point: str, file: str) -> None:
     if point == "after COMMIT":
         flusher.Flusher._effect_committed = _die  # type: ignore[method-assign,assignment]
     worker = Worker([Payment(point, file)], dsn=dsn, settings=msgspec.json.decode(settings, type=Settings))
-    worker.telemetry.subscribe(lambda event: tell(stale=event.id, step_seq=event.step_seq), OutcomeStale)
-    tell(worker=worker.name)
+    worker.telemetry.subscribe(
+        lambda event: print_json(stale=event.id, step_seq=event.step_seq), OutcomeStale
+    )
+    print_json(worker=worker.name)
     worker.run()
-    tell(ended=True)
+    print_json(ended=True)
 
 
 if __name__ == "__main__":

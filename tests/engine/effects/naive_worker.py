@@ -13,7 +13,7 @@ from typing import Final
 
 import asyncpg
 
-from tests.support.crashing_workers import tell
+from tests.support.crashing_workers import print_json
 from tests.support.ledger import BOOK
 
 _LEASE: Final = """
@@ -34,11 +34,11 @@ async def _main(dsn: str, name: str, file: str = "") -> None:
     conn = await asyncpg.connect(dsn)
     while (job := await conn.fetchrow(_LEASE, name)) is None:
         await asyncio.sleep(0.02)
-    tell(leased=f"{job['id']}:{job['execution']}")
+    print_json(leased=f"{job['id']}:{job['execution']}")
     while file and not Path(file).exists():
         await asyncio.sleep(0.02)
     await conn.execute(BOOK, f"{job['id']}:1", name)
-    tell(applied=f"{job['id']}:1")
+    print_json(applied=f"{job['id']}:1")
     await conn.execute(_FINISH, job["id"])
     await conn.close()
 

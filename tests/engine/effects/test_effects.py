@@ -439,8 +439,8 @@ async def test_failing_effects_do_not_affect_concurrent_outcomes(durable_dsn: st
     async with Worker([Mixed], dsn=durable_dsn, queues={"default": 60}, settings=CALM) as worker:
         refs = await worker.insert_all([Spec(Mixed, n) for n in range(60)])
         ended = await worker.wait_all(refs, timeout=PATIENCE)
-    told = [one.stored_result or one.last_error for one in ended]
-    assert told == [["plain", "good", f"handled {n}"][n % 3] for n in range(60)]
+    results = [one.stored_result or one.last_error for one in ended]
+    assert results == [["plain", "good", f"handled {n}"][n % 3] for n in range(60)]
     assert sorted(await booked(db)) == sorted(["taken", *(f"{refs[n].id}:1" for n in range(1, 60, 3))])
 
 

@@ -146,18 +146,18 @@ async def test_cancel_stops_an_effect_that_is_retried(durable_dsn: str, db: Any)
             async def effect(tx: Transaction) -> None:
                 runs.append(1)
                 await tx.execute(BOOK, ctx.idempotency_key, "")
-                await told.wait()
+                await may_end.wait()
                 await tx.execute("select pg_terminate_backend(pg_backend_pid())")
 
             return Done("done", effect=effect)
 
     runs: list[int] = []
-    told = asyncio.Event()
+    may_end = asyncio.Event()
     async with Worker([Slow], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Slow)
         await holds(db, "select status = 'executing' from gen_durable.gen_durable where id = $1", ref.id)
         await worker.cancel(ref, reason="enough")
-        told.set()
+        may_end.set()
         ended = await worker.wait(ref, timeout=PATIENCE)
     assert (ended.status, len(runs)) == ("cancelled", 1)
     assert await booked(db) == []
@@ -270,12 +270,12 @@ async def test_unsupported_setting_is_tried_once(durable_dsn: str, monkeypatch: 
     tried: list[bool] = []
     really = asyncpg.connect
 
-    async def noted(*args: Any, **options: Any) -> Any:
+    async def recording_connect(*args: Any, **options: Any) -> Any:
         if args[0] == durable_dsn:  # not the heartbeat thread of an earlier test, which may still be ending
             tried.append("no_such_setting" in options["server_settings"])
         return await really(*args, **options)
 
-    monkeypatch.setattr(asyncpg, "connect", noted)
+    monkeypatch.setattr(asyncpg, "connect", recording_connect)
     for _ in range(2):
         async with await Database.open(durable_dsn, "gen_durable"):
             pass
@@ -296,18 +296,18 @@ async def test_slow_effects_do_not_delay_each_other(durable_dsn: str, db: Any) -
             async def effect(tx: Transaction) -> None:
                 if ctx.state == "slow":
                     begun.append(ctx.id)
-                    await told.wait()
+                    await may_end.wait()
                 await tx.execute(BOOK, ctx.idempotency_key, "")
 
             return Done(ctx.state, effect=effect)
 
     begun: list[int] = []
-    told = asyncio.Event()
+    may_end = asyncio.Event()
     async with Worker([Effective], dsn=durable_dsn, settings=CALM, queues={"default": 13}) as worker:
         slow = await worker.insert_all([Spec(Effective, "slow") for _ in range(12)])
         async with asyncio.timeout(PATIENCE.total_seconds()):
             while len(begun) < 12:
                 await asyncio.sleep(0.01)
         assert (await worker.wait(await worker.insert(Effective, "quick"), timeout=PATIENCE)).status == "done"
-        told.set()
+        may_end.set()
         assert {one.result for one in await worker.wait_all(slow, timeout=PATIENCE)} == {"slow"}

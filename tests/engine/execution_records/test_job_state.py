@@ -57,11 +57,11 @@ def test_view_function_and_status_agree_in_random_histories(
         @example(_ENDS)
         @example(_LOSSES)
         @settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-        def hold(happenings: list[Happening]) -> None:
+        def check(happenings: list[Happening]) -> None:
             runner.run(_play(History(database, db, level), happenings, seen))
 
         try:
-            hold()
+            check()
         finally:
             runner.run(db.close())
             runner.run(database.close())

@@ -150,8 +150,8 @@ async def test_recorded_releases_cancels_and_poison_by_level(
     await db.execute(_EXPIRE, fourth.id)
     await database.run_in_transaction(leases.reap(timedelta(milliseconds=1), leases.CrashPolicy(1, level)))
     rows = await db.fetch("select status, outcome from gen_durable.gen_durable_executions order by job_id")
-    told = ["shutdown", "cancelled", "cancelled", "poison"]
-    assert [tuple(row) for row in rows] == ([] if level == "off" else [("ABORTED", why) for why in told])
+    reasons = ["shutdown", "cancelled", "cancelled", "poison"]
+    assert [tuple(row) for row in rows] == ([] if level == "off" else [("ABORTED", why) for why in reasons])
     statuses = await db.fetch("select status::text from gen_durable.gen_durable order by id")
     assert [row["status"] for row in statuses] == ["runnable", "cancelled", "cancelled", "failed"]
 
@@ -200,6 +200,6 @@ async def test_worker_records_at_the_level_of_its_settings(
         failed, leaf = await worker.insert(Failing), await worker.insert(Leaf)
         await worker.wait_all([failed, leaf], timeout=PATIENCE)
     rows = await db.fetch("select outcome, status from gen_durable.gen_durable_executions order by job_id")
-    told = [("stop", "DONE"), ("done", "DONE")]
-    assert [tuple(row) for row in rows] == {"all": told, "failures": told[:1], "off": []}[level]
+    records = [("stop", "DONE"), ("done", "DONE")]
+    assert [tuple(row) for row in rows] == {"all": records, "failures": records[:1], "off": []}[level]
     assert await booked(db) == [f"{failed.id}:1"]

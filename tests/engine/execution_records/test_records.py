@@ -88,11 +88,11 @@ async def test_execution_is_leased_then_in_progress_then_done(durable_dsn: str, 
         )
         assert leased.leased_at is not None
         assert leased.lease_expires_at == leased.leased_at + CALM.lease
-        noted = await _until(worker, ref.id, IN_PROGRESS)
+        running = await _until(worker, ref.id, IN_PROGRESS)
         seen = await db.fetchval("select clock_timestamp()")
         (began,) = machine.began
-        assert seen - began < timedelta(seconds=1.3), "noted within a second, and seen a moment later"
-        assert noted == msgspec.structs.replace(leased, status=IN_PROGRESS, started_at=noted.started_at)
+        assert seen - began < timedelta(seconds=1.3), "running within a second, and seen a moment later"
+        assert running == msgspec.structs.replace(leased, status=IN_PROGRESS, started_at=running.started_at)
         machine.may_go.set()
         await worker.wait(ref, timeout=PATIENCE)
         (done,) = await worker.executions(ref)
@@ -103,10 +103,10 @@ async def test_execution_is_leased_then_in_progress_then_done(durable_dsn: str, 
         started_at=done.started_at,
         finished_at=done.finished_at,
     )
-    assert noted.started_at is not None
+    assert running.started_at is not None
     assert done.started_at is not None
     assert done.finished_at is not None
-    assert abs(done.started_at - noted.started_at) < timedelta(milliseconds=50)
+    assert abs(done.started_at - running.started_at) < timedelta(milliseconds=50)
     assert abs(done.started_at - began) < timedelta(seconds=1)
     assert leased.leased_at <= done.started_at < seen < done.finished_at
 
@@ -228,7 +228,7 @@ async def test_reaper_aborts_executions_with_expired_leases(durable_dsn: str, db
     machine = Slow(db)
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine)
-        noted = await _until(worker, ref.id, IN_PROGRESS)
+        running = await _until(worker, ref.id, IN_PROGRESS)
         await db.execute(_EXPIRE, ref.id)
         async with await Database.open(durable_dsn, "gen_durable") as database:
             await database.run_in_transaction(leases.reap(SHORT, leases.CrashPolicy(20, "all")))
@@ -238,8 +238,8 @@ async def test_reaper_aborts_executions_with_expired_leases(durable_dsn: str, db
     assert (reaped.status, reaped.outcome, reaped.step_attempt) == (ABORTED, "lease", 0)
     assert (reaped.lease_owner, reaped.leased_at, reaped.started_at) == (
         worker.name,
-        noted.leased_at,
-        noted.started_at,
+        running.leased_at,
+        running.started_at,
     )
     assert reaped.finished_at is not None
 
@@ -327,11 +327,11 @@ def test_both_clients_return_the_same_executions(durable: Harness, durable_dsn: 
             return [await client.executions(target) for target in (ref, ref.id)]
 
     with Client(durable_dsn) as client:
-        told = [client.executions(target) for target in (ref, ref.id)]
-    assert told == asyncio.run(ask())
-    assert [one.status for one in told[0]] == [ABORTED, DONE, DONE]
-    assert told[0] == told[1]
-    assert all(one.started_at is not None for one in told[0])
+        found = [client.executions(target) for target in (ref, ref.id)]
+    assert found == asyncio.run(ask())
+    assert [one.status for one in found[0]] == [ABORTED, DONE, DONE]
+    assert found[0] == found[1]
+    assert all(one.started_at is not None for one in found[0])
 
 
 async def test_executions_are_found_by_correlation_key(async_durable: AsyncHarness) -> None:
@@ -364,11 +364,11 @@ async def test_view_and_clients_return_the_same_executions(durable_dsn: str, db:
         ref = await worker.insert(machine)
         await happens(machine.is_there)
         live = await db.fetch("select * from gen_durable.gen_durable_executions")
-        assert [_as_told(row) for row in live] == list(await worker.executions(ref))
+        assert [_record(row) for row in live] == list(await worker.executions(ref))
         machine.may_go.set()
         await worker.wait(ref, timeout=PATIENCE)
         ended = await db.fetch("select * from gen_durable.gen_durable_executions")
-        assert [_as_told(row) for row in ended] == list(await worker.executions(ref))
+        assert [_record(row) for row in ended] == list(await worker.executions(ref))
         job = await db.fetchrow("select * from gen_durable.gen_durable_job_state")
     assert (job["job_id"], job["payload"], job["attempt"], job["state"]) == (ref.id, "null", 1, "SUCCEEDED")
 
@@ -393,5 +393,5 @@ async def test_heartbeat_extends_the_lease_of_an_execution(durable_dsn: str, db:
     assert later.lease_expires_at <= ended.lease_expires_at <= ended.finished_at + FAST.lease
 
 
-def _as_told(row: Any) -> ExecutionRecord:
+def _record(row: Any) -> ExecutionRecord:
     return ExecutionRecord(**{**dict(row), "status": ExecutionStatus(row["status"])})

@@ -119,8 +119,8 @@ async def test_saturated_key_does_not_starve_other_rows(durable_dsn: str, db: An
         holder = await worker.insert(Keyed, "holder", concurrency_key="busy")
         await happens(is_held)
         # They are ahead of all other rows, by priority.
-        crowd = await worker.insert_all(
-            [Spec(Keyed, "crowd", concurrency_key="busy", priority=-5) for _ in range(2000)]
+        busy = await worker.insert_all(
+            [Spec(Keyed, "busy", concurrency_key="busy", priority=-5) for _ in range(2000)]
         )
         others = await worker.insert_all(
             [Spec(Keyed, "other", concurrency_key=("key", n % 7)) for n in range(35)]
@@ -128,11 +128,11 @@ async def test_saturated_key_does_not_starve_other_rows(durable_dsn: str, db: An
         )
         assert {one.status for one in await worker.wait_all(others, timeout=PATIENCE)} == {Status.DONE}
         assert await worker.count(Keyed, concurrency_key="busy", status=Status.RUNNABLE) == 2000
-        told = await events.wait(ConcurrencyContended)
-        assert (told.name, told.fsm, told.concurrency_key) == ("concurrency.contended", "Keyed", "busy")
-        assert told.id in {ref.id for ref in crowd}
-        assert told.count >= 1
+        event = await events.wait(ConcurrencyContended)
+        assert (event.name, event.fsm, event.concurrency_key) == ("concurrency.contended", "Keyed", "busy")
+        assert event.id in {ref.id for ref in busy}
+        assert event.count >= 1
         # When the key is free they run one by one, in order.
         may_go.set()
         await worker.wait(holder, timeout=PATIENCE)
-        assert {one.status for one in await worker.wait_all(crowd[:50], timeout=PATIENCE)} == {Status.DONE}
+        assert {one.status for one in await worker.wait_all(busy[:50], timeout=PATIENCE)} == {Status.DONE}

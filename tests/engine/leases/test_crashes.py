@@ -78,7 +78,7 @@ async def test_step_of_a_killed_worker_runs_again_with_the_same_key(durable_dsn:
             < timedelta(milliseconds=1100)
         )
         assert has_no_lease(row)
-    assert {line["key"] for line in victim.told if "begun" in line} == {f"{ref.id}:1" for ref in refs}
+    assert {line["key"] for line in victim.lines if "begun" in line} == {f"{ref.id}:1" for ref in refs}
     assert [one.result for one in ended] == [f"sleep 1 {refs[0].id}:1", f"block 1 {refs[1].id}:1"]
     assert [one.crash_count for one in ended] == [0, 0], "a committed outcome forgives"
     assert rescue.handled == []
@@ -103,11 +103,11 @@ async def test_second_worker_takes_over_from_a_killed_one(durable_dsn: str, tmp_
         ended = await client.wait_all(refs, timeout=PATIENCE)
         second.send(signal.SIGTERM)
         assert await second.ends() == 0
-    assert {one.result for one in ended} == {str(second.told[0]["pid"])}
-    dead = {line["id"] for line in first.told if "begun" in line}
-    (reaped,) = [line for line in second.told if line.get("event") == "reaper.reaped"]
+    assert {one.result for one in ended} == {str(second.lines[0]["pid"])}
+    dead = {line["id"] for line in first.lines if "begun" in line}
+    (reaped,) = [line for line in second.lines if line.get("event") == "reaper.reaped"]
     assert set(reaped["ids"]) == dead
-    again = {(line["id"], line["attempt"]) for line in second.told if "begun" in line and line["attempt"]}
+    again = {(line["id"], line["attempt"]) for line in second.lines if "begun" in line and line["attempt"]}
     assert again == {(id, 1) for id in dead}
 
 
@@ -139,7 +139,7 @@ async def test_step_that_keeps_killing_its_process_fails_as_poison(durable_dsn: 
                 begun = await victim.wait_for(begun="kill")
                 assert (begun["id"], begun["attempt"], begun["key"]) == (child.id, crash - 1, f"{child.id}:1")
                 assert await victim.ends() == -signal.SIGKILL
-                assert not any("handled" in line for line in victim.told)
+                assert not any("handled" in line for line in victim.lines)
             reaped = await events.wait(ReaperReaped, count=crash)
             assert reaped.ids == (child.id,)
             assert reaped.capped == ((child.id,) if crash == 3 else ())

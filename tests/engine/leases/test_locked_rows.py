@@ -23,12 +23,12 @@ class Gated(Machine[str, str]):
     """Waits for the test if its state is "later"; ends at once otherwise."""
 
     def __init__(self) -> None:
-        self.told = asyncio.Event()
+        self.may_end = asyncio.Event()
 
     @step
     async def only(self, ctx: Context[str]) -> Outcome[str]:
         if ctx.state == "later":
-            await self.told.wait()
+            await self.may_end.wait()
         return Done(ctx.state)
 
 
@@ -41,7 +41,7 @@ async def test_locked_rows_do_not_stall_other_commits(durable_dsn: str, db: Any)
         await holds(db, "select count(*) = 12 from gen_durable.gen_durable where status = 'executing'")
         async with user.transaction():
             await user.fetch(HOLD, [ref.id for ref in held])
-            machine.told.set()
+            machine.may_end.set()
             for _ in range(3):
                 assert (await worker.wait(await worker.insert(machine, "now"), timeout=SOON)).result == "now"
         assert {(await worker.wait(ref, timeout=PATIENCE)).result for ref in held} == {"later"}
@@ -86,8 +86,8 @@ async def test_reaper_continues_past_a_locked_row(durable_dsn: str, db: Any, wha
     await user.close()
 
 
-@pytest.mark.parametrize("crowd", [1, 30])
-async def test_locked_key_holder_does_not_stall_picks(durable_dsn: str, db: Any, crowd: int) -> None:
+@pytest.mark.parametrize("count", [1, 30])
+async def test_locked_key_holder_does_not_stall_picks(durable_dsn: str, db: Any, count: int) -> None:
     """Also when rows of that key are at the head of the queue and the worker has one free place."""
     machine = Gated()
     user = await asyncpg.connect(durable_dsn)
@@ -96,10 +96,10 @@ async def test_locked_key_holder_does_not_stall_picks(durable_dsn: str, db: Any,
         await holds(db, "select status = 'executing' from gen_durable.gen_durable where id = $1", holder.id)
         async with user.transaction():
             await user.fetch(HOLD, [holder.id])
-            line = [await worker.insert(machine, "now", concurrency_key="k") for _ in range(crowd)]
+            line = [await worker.insert(machine, "now", concurrency_key="k") for _ in range(count)]
             for _ in range(3):
                 assert (await worker.wait(await worker.insert(machine, "now"), timeout=SOON)).result == "now"
-        machine.told.set()
+        machine.may_end.set()
         for ref in (holder, *line):
             assert (await worker.wait(ref, timeout=PATIENCE)).status == "done"
     await user.close()

@@ -67,9 +67,9 @@ async def test_step_that_blocks_the_loop_for_three_leases_keeps_its_lease(
         for process in (first, second):
             process.send(signal.SIGTERM)
             assert await process.ends() == 0
-    told = first.told + second.told
-    assert [line["pid"] for line in told if "begun" in line] == [ended.result], "it ran once"
-    assert not any(line.get("event") in ("reaper.reaped", "outcome.stale") for line in told)
+    lines = first.lines + second.lines
+    assert [line["pid"] for line in lines if "begun" in line] == [ended.result], "it ran once"
+    assert not any(line.get("event") in ("reaper.reaped", "outcome.stale") for line in lines)
     row = await row_of(db, ref.id)
     assert (row["attempt"], row["crash_count"], row["execution"], row["step_seq"]) == (0, 0, 1, 1)
 
@@ -238,15 +238,15 @@ async def test_stopped_process_that_resumes_commits_nothing(
 
     class Heir(Machine[str, str], name="Sleeper"):
         @step
-        async def hold(self, ctx: Context[str]) -> Outcome[str]:
+        async def block_loop(self, ctx: Context[str]) -> Outcome[str]:
             return Done(f"heir {ctx.attempt} {ctx.idempotency_key}")
 
     async with (
         AsyncClient(durable_dsn, settings=CALM) as client,
         worker_process(durable_dsn, CALM) as process,
     ):
-        ref = await client.insert(Sleeper, str(go), step="hold")
-        await process.wait_for(begun="hold")
+        ref = await client.insert(Sleeper, str(go), step="block_loop")
+        await process.wait_for(begun="block_loop")
         process.send(signal.SIGSTOP)
         await db.execute(_EXPIRE, ref.id)
         async with Worker([Heir], dsn=durable_dsn, settings=FAST):
@@ -258,7 +258,7 @@ async def test_stopped_process_that_resumes_commits_nothing(
         assert (stale["id"], stale["fsm"], stale["step"], stale["step_seq"]) == (
             ref.id,
             "Sleeper",
-            "hold",
+            "block_loop",
             1,
         )
         assert (await client.get(ref)) == ended

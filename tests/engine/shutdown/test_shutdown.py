@@ -54,19 +54,19 @@ async def test_step_longer_than_the_drain_is_released_at_no_cost(
         ids = {name: await _worn(client, db, name) for name in ("sleep", "block")}
         for _ in ids:
             await process.wait_for(begun=...)
-        told_at = time.monotonic()
+        stopped_at = time.monotonic()
         process.send(number)
         assert await process.ends() == 0
-        assert time.monotonic() - told_at < 10, "a thread does not hold up the exit"
+        assert time.monotonic() - stopped_at < 10, "a thread does not hold up the exit"
     assert {name: _is_given_back(await row_of(db, id)) for name, id in ids.items()} == dict.fromkeys(
         ids, True
     )
-    (drain,) = [line for line in process.told if line.get("event") == "scheduler.drain"]
+    (drain,) = [line for line in process.lines if line.get("event") == "scheduler.drain"]
     assert (drain["released"], drain["in_flight"], drain["queue"]) == (2, 2, "default")
-    assert "ended" in process.told[-1]
-    assert not any("handled" in line for line in process.told)
-    told = "stopping: 2 steps are running, waiting up to 300ms; a second signal skips the wait"
-    assert process.log[-1].endswith(told)
+    assert "ended" in process.lines[-1]
+    assert not any("handled" in line for line in process.lines)
+    message = "stopping: 2 steps are running, waiting up to 300ms; a second signal skips the wait"
+    assert process.log[-1].endswith(message)
 
 
 async def test_step_that_ignores_cancellation_does_not_delay_the_exit(durable_dsn: str, db: Any) -> None:
@@ -110,11 +110,11 @@ async def test_second_signal_skips_the_drain(durable_dsn: str, db: Any, number: 
     ):
         id = await _worn(client, db, "sleep")
         await process.wait_for(begun="sleep")
-        told_at = time.monotonic()
+        stopped_at = time.monotonic()
         process.send(number)
         process.send(signal.SIGTERM if number == signal.SIGINT else signal.SIGINT)
         assert await process.ends() == 0
-        assert time.monotonic() - told_at < 10
+        assert time.monotonic() - stopped_at < 10
     assert _is_given_back(await row_of(db, id))
 
 

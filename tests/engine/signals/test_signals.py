@@ -237,7 +237,7 @@ def test_timed_out_step_sees_the_signals_so_far(durable: Harness, arrived: int) 
 async def test_deadline_wakes_within_a_second(durable_dsn: str, sql: SqlConnection) -> None:
     machine = probe(lambda ctx: Await(then="two", timeout=timedelta(milliseconds=100)))
     late: list[timedelta] = []
-    told: list[AwaitTimeout] = []
+    expected: list[AwaitTimeout] = []
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
         for _ in range(3):  # the machine may be busy
@@ -245,11 +245,11 @@ async def test_deadline_wakes_within_a_second(durable_dsn: str, sql: SqlConnecti
             await worker.wait(ref, timeout=PATIENCE)
             (first, _) = sql.executions(ref.id)
             late.append(sql.row(ref.id)["eligible_at"] - first["finished_at"] - timedelta(milliseconds=100))
-            told.append(AwaitTimeout(id=ref.id, fsm="Probe", step="two"))
+            expected.append(AwaitTimeout(id=ref.id, fsm="Probe", step="two"))
             if late[-1] <= timedelta(seconds=1):
                 break
     assert timedelta(0) <= min(late) <= timedelta(seconds=1)
-    assert events.of(AwaitTimeout) == told
+    assert events.of(AwaitTimeout) == expected
 
 
 @pytest.mark.clause("TMO-3")

@@ -40,8 +40,8 @@ def test_events_and_fields_match_the_specification() -> None:
     kinds = [
         kind for kind in events if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
     ]
-    told = {kind.name: ", ".join(kind.__struct_fields__) for kind in kinds}
-    assert told == dict(table_of(SPEC.read_text(encoding="utf-8"), "event"))
+    fields = {kind.name: ", ".join(kind.__struct_fields__) for kind in kinds}
+    assert fields == dict(table_of(SPEC.read_text(encoding="utf-8"), "event"))
 
 
 class Tour(Machine[None, None]):
@@ -71,15 +71,15 @@ async def test_every_committed_outcome_emits_an_event(durable_dsn: str) -> None:
         events = Events(worker)
         ref = await worker.insert(Tour)
         await events.wait(StepStop, lambda event: event.kind == "stop")
-    told = events.of(StepStop, lambda event: event.id == ref.id)
-    assert [(event.fsm, event.step, event.kind) for event in told] == [
+    stops = events.of(StepStop, lambda event: event.id == ref.id)
+    assert [(event.fsm, event.step, event.kind) for event in stops] == [
         ("Tour", "one", "next"),
         ("Tour", "two", "retry"),
         ("Tour", "two", "await"),
         ("Tour", "three", "schedule_children"),
         ("Tour", "four", "stop"),
     ]
-    assert told[0].duration >= timedelta(milliseconds=15)
+    assert stops[0].duration >= timedelta(milliseconds=15)
     assert [(event.step, event.kind) for event in events.of(StepStop, lambda e: e.fsm == "Say")] == [
         ("say", "done")
     ]
@@ -105,9 +105,9 @@ async def test_cancelled_step_emits_an_event(durable_dsn: str) -> None:
         await worker.cancel(asked)
         ended = await worker.wait_all([itself, asked], timeout=PATIENCE)
         await events.wait(StepStop, count=2)
-    told = {event.id: event.kind for event in events.of(StepStop)}
+    kinds = {event.id: event.kind for event in events.of(StepStop)}
     assert {one.status for one in ended} == {"cancelled"}
-    assert told == {itself.id: "cancel", asked.id: "release"}
+    assert kinds == {itself.id: "cancel", asked.id: "release"}
 
 
 @pytest.mark.clause("TEL-3", "TEL-4")
@@ -152,10 +152,10 @@ async def test_drain_emits_an_event_per_queue(durable_dsn: str) -> None:
         events = Events(worker)
         await worker.insert(Long)
         await happens(is_there)
-    told = {event.queue: event for event in events.of(SchedulerDrain)}
-    assert told["default"] == SchedulerDrain(released=1, in_flight=1, queue="default")
-    assert told["idle"] == SchedulerDrain(released=0, in_flight=0, queue="idle")
-    assert told["idle"].name == "scheduler.drain"
+    drains = {event.queue: event for event in events.of(SchedulerDrain)}
+    assert drains["default"] == SchedulerDrain(released=1, in_flight=1, queue="default")
+    assert drains["idle"] == SchedulerDrain(released=0, in_flight=0, queue="idle")
+    assert drains["idle"].name == "scheduler.drain"
 
 
 @pytest.mark.clause("TEL-10")

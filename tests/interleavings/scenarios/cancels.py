@@ -27,7 +27,7 @@ _PAUSE_BEFORE_THE_NEXT = Change(
     SCHEMA, "  woken := array(", "  perform gen_durable.pause(1);\n  woken := array("
 )
 SPAWN = outcome(1, "schedule_children", children=(new(), new()))
-TOLD = EventRow("default", "told", "x", "null")
+EVENT = EventRow("default", "shipped", "x", "null")
 _PARK = outcome(1, "await", awaits=("go",))
 _STOP = outcome(1, "stop", error="no")
 
@@ -322,9 +322,9 @@ def cancel_and_cancel() -> Scenario:
     """Two cancels: one takes effect, both are answered."""
 
     def check(end: End) -> None:
-        told = sorted(str(end.result(name)[0]["was"]) for name in "CE")
-        require(told == ["awaiting_signal", "cancelled"], "cancelled twice")
-        require(len(end.after.told(1, "cancelled")) == 1, "not noted exactly once")
+        statuses = sorted(str(end.result(name)[0]["was"]) for name in "CE")
+        require(statuses == ["awaiting_signal", "cancelled"], "cancelled twice")
+        require(len(end.after.audit_of(1, "cancelled")) == 1, "not audited exactly once")
 
     return Scenario(
         name="cancel × cancel",
@@ -378,7 +378,7 @@ def _check_cancel(end: End, id: int, by: str = "C") -> bool:
     )
     require(row["cancel_requested_at"] is not None, "the request was lost")
     event = "cancelled" if answer["status"] == "cancelled" else "cancel_requested"
-    require(len(end.after.told(id, event)) >= 1, "not audited")
+    require(len(end.after.audit_of(id, event)) >= 1, "not audited")
     if answer["status"] == "cancelled":
         require(row["status"] == "cancelled", "an acknowledged cancel did not win")
     else:
@@ -408,8 +408,8 @@ SCENARIOS = [
     cancel_and_commit(SPAWN),
     cancel_and_commit(outcome(1, "next", effect=Sql("select 1"))),
     cancel_and_commit(outcome(1, "done", effect=Sql("select 1"))),
-    cancel_and_commit(outcome(1, "continue", events=(TOLD,))),
-    cancel_and_commit(outcome(1, "done", events=(TOLD, TOLD), effect=Sql("select 1"))),
+    cancel_and_commit(outcome(1, "continue", events=(EVENT,))),
+    cancel_and_commit(outcome(1, "done", events=(EVENT, EVENT), effect=Sql("select 1"))),
     cancel_and_commit(outcome(1, "next"), force=True),
     cancel_and_commit(SPAWN, force=True),
     cancel_and_commit(outcome(1, "next", effect=Sql("select 1")), force=True),

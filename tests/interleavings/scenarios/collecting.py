@@ -113,12 +113,12 @@ def gc_and_retry() -> Scenario:
     """The instance is collected or retried, completely."""
 
     def check(end: End) -> None:
-        told = end.result("R")
+        rows = end.result("R")
         if 1 in end.after.instances:
-            require([row["is_retried"] for row in told] == [True], "told that it is gone, and it is there")
+            require([row["is_retried"] for row in rows] == [True], "reported as gone, but it is there")
             require(end.after.status(1) == "runnable", "retried, and does not go on")
         else:
-            require(not told, "told that it goes on, and it is gone")
+            require(not rows, "reported as retried, but it is gone")
             require(not end.after.executions and not end.after.audit, "something of it is left")
 
     return Scenario(
@@ -135,9 +135,9 @@ def gc_and_retry_of_a_holder() -> Scenario:
     """A retry of an instance with a key gets all of it, or an error."""
 
     def check(end: End) -> None:
-        (told,) = end.result("R")
+        (row,) = end.result("R")
         row = end.after.instances[1]
-        if told["is_retried"]:
+        if row["is_retried"]:
             require(row["state"] == {"n": 1}, "it goes on without its state")
         else:
             require(row["collected_at"] is not None, "refused a retry without a reason")
@@ -156,8 +156,8 @@ def gc_and_restore() -> Scenario:
     """A restored instance exists."""
 
     def check(end: End) -> None:
-        told = end.result("R")
-        require(bool(told) == (1 in end.after.instances), "told that it is restored, and it is gone")
+        rows = end.result("R")
+        require(bool(rows) == (1 in end.after.instances), "reported as restored, but it is gone")
 
     return Scenario(
         name="gc × restore",

@@ -156,7 +156,7 @@ def delete_and_delete() -> Scenario:
     def check(end: End) -> None:
         first, second = (end.result(name)[0]["deleted_at"] for name in "XY")
         require(first == second, "deleted twice")
-        require(len(end.after.told(1, "deleted")) == 1, "not noted exactly once")
+        require(len(end.after.audit_of(1, "deleted")) == 1, "not audited exactly once")
 
     return Scenario(
         name="delete × delete",
@@ -335,7 +335,7 @@ def pick_and_end_of_what_no_trigger_saw() -> Scenario:
     def check(end: End) -> None:
         require(not end.result("K").executions, "leased though it was deleted")
         require(end.after.status(1) == "cancelled", "deleted, and waits for work")
-        require(len(end.after.told(1, "deleted")) == 1, "not noted exactly once")
+        require(len(end.after.audit_of(1, "deleted")) == 1, "not audited exactly once")
 
     return Scenario(
         name="end_deleted × end_deleted × pick",
@@ -370,7 +370,7 @@ def _new(key: Mapping[str, Any]) -> dict[str, Any]:
 def _check_deleted(end: End, id: int = 1) -> Row:
     row = end.after.instances[id]
     require(row["deleted_at"] is not None and row["delete_reason"] == "obsolete", "not deleted")
-    require(len(end.after.told(id, "deleted")) == 1, "not noted exactly once")
+    require(len(end.after.audit_of(id, "deleted")) == 1, "not audited exactly once")
     require(row["status"] in (*TERMINAL, "executing"), "deleted, and waits for work")
     require(row["status"] != "executing" or row["cancel_requested_at"] is not None, "deleted, and goes on")
     return row

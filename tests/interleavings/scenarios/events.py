@@ -80,7 +80,7 @@ def late_mark() -> Scenario:
         row = _row(end.after, 1)
         require((row["published_at"] is not None) == (ours == 1), "published, and not marked")
 
-    stale = outbox.Leased(1, 1, 1, 1, "told", "x", "null", None, 0)  # type: ignore[arg-type]  # the time is not used
+    stale = outbox.Leased(1, 1, 1, 1, "shipped", "x", "null", None, 0)  # type: ignore[arg-type]  # the time is not used
     return Scenario(
         name="mark × lease × mark",
         setup=[event(1, 1, lease_token=1, next_at=PAST)],
@@ -99,7 +99,7 @@ def last_marks() -> Scenario:
         require([record["status"] for record in end.after.executions] == ["DONE"], "not done")
 
     def mark(id: int, sink: str, token: int) -> Work:
-        ours = outbox.Leased(id, 1, 1, id, "told", "x", "null", None, 0)  # type: ignore[arg-type]  # not used
+        ours = outbox.Leased(id, 1, 1, id, "shipped", "x", "null", None, 0)  # type: ignore[arg-type]  # not used
         verdict: Any = "published" if id == 1 else "dead"
         return transaction(lambda _: outbox.mark(sink, [outbox.Mark(ours, verdict)], token))
 
@@ -125,11 +125,14 @@ def emit_and_dispatch() -> Scenario:
         require(taken in ([1], [1, 100]), "overtaken in its line")
         require(len(end.after.outbox) == 2, "an event was lost")
 
-    told = EventRow(SINK, "told", "x", "null")
+    shipped = EventRow(SINK, "shipped", "x", "null")
     return Scenario(
         name="commit with an event × dispatch",
         setup=[leased(1, step_seq=1), event(1, 1)],
-        sessions={"F": [flush(outcome(1, "done", step_seq=1, events=(told,)))], "D": [lease(1), publish(1)]},
+        sessions={
+            "F": [flush(outcome(1, "done", step_seq=1, events=(shipped,)))],
+            "D": [lease(1), publish(1)],
+        },
         check=check,
     )
 

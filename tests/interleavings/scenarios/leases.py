@@ -142,8 +142,8 @@ def resolve_while_unanswered(kind: Any) -> Scenario:
     entry = outcome(1, kind)
 
     def again(session: Session) -> Plan[Any] | None:
-        (standing,) = session.result
-        return commit_plain([entry]) if standing is None else None
+        (status,) = session.result
+        return commit_plain([entry]) if status is None else None
 
     def look_again(session: Session) -> Plan[Any] | None:
         last = session.result
@@ -151,10 +151,10 @@ def resolve_while_unanswered(kind: Any) -> Scenario:
 
     def check(end: End) -> None:
         last = end.result("B")
-        (told,) = last.report.results if isinstance(last, Flushed) else last
+        (result,) = last.report.results if isinstance(last, Flushed) else last
         require(end.after.instances[1]["step_seq"] == (0 if kind == "retry" else 1), "applied twice")
         require(end.after.instances[1]["attempt"] == (1 if kind == "retry" else 0), "applied twice")
-        require(isinstance(told, Committed), "durable, but taken for lost")
+        require(isinstance(result, Committed), "durable, but taken for lost")
 
     return Scenario(
         name=f"{kind} without an answer × resolve and commit again",
@@ -250,7 +250,7 @@ def mark_started_and_commit() -> Scenario:
     begun = {((1, TOKEN), 0): None}
 
     def check(end: End) -> None:
-        require(end.after.instances[1]["started_at"] is None, "noted for a step that has not begun")
+        require(end.after.instances[1]["started_at"] is None, "recorded for a step that has not begun")
 
     return Scenario(
         name="mark started × commit(continue)",

@@ -100,9 +100,9 @@ def retry_insert_and_done() -> Scenario:
 
 def retry_and_retry() -> Scenario:
     def check(end: End) -> None:
-        told = sorted(end.result(name)[0]["is_retried"] for name in "TU")
-        require(told == [False, True], "not retried exactly once")
-        require(len(end.after.told(1, "retried")) == 1, "not noted exactly once")
+        answers = sorted(end.result(name)[0]["is_retried"] for name in "TU")
+        require(answers == [False, True], "not retried exactly once")
+        require(len(end.after.audit_of(1, "retried")) == 1, "not audited exactly once")
 
     return Scenario(
         name="retry × retry × pick and commit(done)",
@@ -140,11 +140,11 @@ def cancel_and_retry_of_an_execution() -> Scenario:
     """The outcome of an execution from before the retry is stale."""
 
     def check(end: End) -> None:
-        (told,) = end.result("T")
+        (row,) = end.result("T")
         (answer,) = end.result("C")
         is_committed = bool(end.result("F").committed())
         require(answer["was"] == "executing" or is_committed, "neither was first")
-        if told["is_retried"] and not is_committed:
+        if row["is_retried"] and not is_committed:
             require(end.after.instances[1]["step_seq"] == 0, "a transition of a cancelled execution")
             require(end.after.status(1) == "runnable", "retried, and not runnable")
 
