@@ -135,9 +135,9 @@ def gc_and_retry_of_a_holder() -> Scenario:
     """A retry of an instance with a key gets all of it, or an error."""
 
     def check(end: End) -> None:
-        (row,) = end.result("R")
+        (answer,) = end.result("R")
         row = end.after.instances[1]
-        if row["is_retried"]:
+        if answer["is_retried"]:
             require(row["state"] == {"n": 1}, "it goes on without its state")
         else:
             require(row["collected_at"] is not None, "refused a retry without a reason")

@@ -140,11 +140,11 @@ def cancel_and_retry_of_an_execution() -> Scenario:
     """The outcome of an execution from before the retry is stale."""
 
     def check(end: End) -> None:
-        (row,) = end.result("T")
-        (answer,) = end.result("C")
+        (retried,) = end.result("T")
+        (cancelled,) = end.result("C")
         is_committed = bool(end.result("F").committed())
-        require(answer["was"] == "executing" or is_committed, "neither was first")
-        if row["is_retried"] and not is_committed:
+        require(cancelled["was"] == "executing" or is_committed, "neither was first")
+        if retried["is_retried"] and not is_committed:
             require(end.after.instances[1]["step_seq"] == 0, "a transition of a cancelled execution")
             require(end.after.status(1) == "runnable", "retried, and not runnable")
 
