@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from types import CoroutineType
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -47,6 +48,9 @@ STORED_STATE: Final = StoredState()
 NO_HANDLER: Final = "no_handler_registered"
 
 
+_OUTCOMES: Final = (Next, Retry, Await, ScheduleChildren, Done, Stop)
+
+
 class Bounds(msgspec.Struct, frozen=True):
     """The largest outcome that is accepted."""
 
@@ -56,8 +60,10 @@ class Bounds(msgspec.Struct, frozen=True):
 
 def checked_outcome(value: object, machine: str, step: str) -> Outcome[Any]:
     """Return the value that a step or a handler returned, if it is an outcome; raise OutcomeError otherwise."""
-    if isinstance(value, Next | Retry | Await | ScheduleChildren | Done | Stop):
+    if isinstance(value, _OUTCOMES):
         return value
+    if isinstance(value, CoroutineType):
+        value.close()  # otherwise Python warns that it is never awaited
     raise OutcomeError(machine, step, type(value).__name__)
 
 

@@ -302,7 +302,7 @@ class ExecutionRunner:
         one.steps += 1
         one.task = task
         started = time.monotonic()
-        step = self._executor.run(execution, may_chain=self._may_chain_after(one))
+        step = self._executor.run(execution, task, may_chain=self._may_chain_after(one))
         try:
             entry = await self._in_step(one, step, started)
         except ProcessDiedError as error:

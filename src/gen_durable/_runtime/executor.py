@@ -69,28 +69,38 @@ class Executor:
         self.content: Content | None = content
         """Loads signals and children that were not loaded with their execution."""
 
-    def run(self, execution: Execution, *, may_chain: bool) -> Coroutine[Any, Any, CommitEntry]:
-        """Execute one step and return the entry to commit.
+    def run(
+        self, execution: Execution, task: asyncio.Task[Any] | None, *, may_chain: bool
+    ) -> Coroutine[Any, Any, CommitEntry]:
+        """Execute one step in this task and return the entry to commit.
 
         Raises CancelledError if the task itself is cancelled, ProcessDiedError if the process of the step died.
         """
         active = tracing()
         if active is None:
-            return self._run(execution, may_chain=may_chain)
-        return self._run_traced(execution, active, may_chain=may_chain)
+            return self._run(execution, task, may_chain=may_chain)
+        return self._run_traced(execution, task, active, may_chain=may_chain)
 
-    async def _run_traced(self, execution: Execution, active: Tracing, *, may_chain: bool) -> CommitEntry:
+    async def _run_traced(
+        self, execution: Execution, task: asyncio.Task[Any] | None, active: Tracing, *, may_chain: bool
+    ) -> CommitEntry:
         with active.step(execution) as span:
-            entry = await self._run(execution, may_chain=may_chain, span=span)
+            entry = await self._run(execution, task, may_chain=may_chain, span=span)
             span.ended(entry.kind, entry.error)
             return entry
 
-    async def _run(self, execution: Execution, *, may_chain: bool, span: Span | None = None) -> CommitEntry:
+    async def _run(
+        self,
+        execution: Execution,
+        task: asyncio.Task[Any] | None,
+        *,
+        may_chain: bool,
+        span: Span | None = None,
+    ) -> CommitEntry:
         registered = self._registry.get(execution.fsm, execution.version)
         if registered is None:
             # Only a worker that owns a prefix leases rows of unknown machines: no other worker would run them.
             return no_handler(execution)
-        task = current_task()
         try:
             return await self._step(execution, registered, may_chain=may_chain)
         except (KeyboardInterrupt, ProcessDiedError):
@@ -212,11 +222,11 @@ class Executor:
             return await self._step_in_process(step, execution, machine, self._processes, may_chain=may_chain)
         context = self._open(execution, machine, state_of(execution, machine))
         if self._middleware:
-            outcome = await wrapped(
-                self._middleware, context, partial(self._outcome, step, registered, context)
-            )()
+            call = partial(self._outcome, step, registered.machine, context)
+            outcome = await wrapped(self._middleware, context, call)()
         else:
-            outcome = await self._outcome(step, registered, context)
+            value = await self._call(step, registered.machine, context)
+            outcome = checked_outcome(value, machine.name, step.name)
         return settle(
             execution,
             machine,
@@ -292,20 +302,19 @@ class Executor:
             wait=waiter(asyncio.get_running_loop()) if execution.needs_load else None,
         )
 
-    async def _outcome(self, step: StepDef, registered: Registered, context: Any) -> Outcome[Any]:
-        value = await self._call(step, registered.machine, context)
-        return checked_outcome(value, context.machine, step.name)
+    async def _outcome(
+        self, step: StepDef, machine: Machine[Any, Any] | Job[Any, Any], context: Any
+    ) -> Outcome[Any]:
+        return checked_outcome(await self._call(step, machine, context), context.machine, step.name)
 
-    async def _call(self, step: StepDef, machine: Machine[Any, Any] | Job[Any, Any], context: Any) -> object:
+    def _call(
+        self, step: StepDef, machine: Machine[Any, Any] | Job[Any, Any], context: Any
+    ) -> Awaitable[object]:
         timeout = _timeout(step, context.machine)
-        if step.is_async:
-            running = step.function(machine, context)
-            value: object = await (running if timeout is None else _with_timeout(timeout, running))
-        else:
-            value = await self._threads.run(step.function, machine, context, timeout=timeout)
-        if inspect.iscoroutine(value):
-            value.close()  # refused as an outcome, so it is never awaited
-        return value
+        if not step.is_async:
+            return self._threads.run(step.function, machine, context, timeout=timeout)
+        running: Awaitable[object] = step.function(machine, context)
+        return running if timeout is None else _with_timeout(timeout, running)
 
     async def _handle(
         self, failure: Exception, execution: Execution, registered: Registered, *, may_chain: bool

@@ -30,6 +30,7 @@ from .._runtime.content_loader import ContentLoader
 from .._runtime.effects import EffectError, commit_with_effect
 from .._runtime.executor import Executor, log_failure
 from .._runtime.threads import Threads
+from .._runtime.user_exceptions import current_task
 from ..config import Settings
 from ..definition import StepDef, definition_of
 from ..errors import DefinitionError, UsageError
@@ -263,7 +264,7 @@ class Stepper:
 
     async def _execute(self, database: Plans, execution: Execution) -> list[str]:
         started = time.monotonic()
-        entry = await self._executor.run(execution, may_chain=False)
+        entry = await self._executor.run(execution, current_task(), may_chain=False)
         if (unknown := self._executor.unknown) is not None:
             self._executor.unknown = None
             raise unknown

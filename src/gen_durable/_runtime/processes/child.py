@@ -194,7 +194,7 @@ async def _answer(executor: _Executor, request: Request, capture: _LogCapture) -
         except UsageError as error:
             return EffectFailed(error)  # the effect cannot be sent to the worker
 
-    entry = await executor.run(execution, may_chain=may_chain)
+    entry = await executor.run(execution, asyncio.current_task(), may_chain=may_chain)
     answer = await commit(entry)
     if not isinstance(answer, EffectFailed):
         return answer
