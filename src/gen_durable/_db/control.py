@@ -73,8 +73,8 @@ def retry(
 
 def in_batches(
     ids: Sequence[int],
-    change: Callable[[Sequence[int]], Plan[Sequence[T]]],
-    on_changed: Callable[[Sequence[T]], object],
+    change: Callable[[Sequence[int]], Plan[T]],
+    on_changed: Callable[[T], object],
     on_refused: Callable[[int, UsageError], object] | None = None,
 ) -> Plan[None]:
     """Run a bulk change over any number of instances, in their order.

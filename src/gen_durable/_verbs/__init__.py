@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from . import schedules
 from .common import definition_of_target, read, resolve
-from .control import cancel, cancel_all, delete_all, restore, retry, retry_all, soft_delete
+from .control import (
+    cancel,
+    cancel_all,
+    cancel_batch,
+    delete_all,
+    delete_batch,
+    restore,
+    restore_batch,
+    retry,
+    retry_all,
+    retry_batch,
+    soft_delete,
+)
 from .history import audit, audit_level, audit_log, events, replay, set_audit
 from .inserts import given_state, insert, insert_all
 from .operations import (
@@ -37,12 +49,14 @@ __all__ = [
     "audit_log",
     "cancel",
     "cancel_all",
+    "cancel_batch",
     "checked_until",
     "children",
     "count",
     "current",
     "definition_of_target",
     "delete_all",
+    "delete_batch",
     "doctor",
     "events",
     "executions",
@@ -62,9 +76,11 @@ __all__ = [
     "replay",
     "resolve",
     "restore",
+    "restore_batch",
     "resume_queue",
     "retry",
     "retry_all",
+    "retry_batch",
     "schedules",
     "set_audit",
     "set_limit",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from .._core.codec import convert, encode
 from .._db import control
@@ -28,7 +28,60 @@ from ..refs import Insertable, Target, target_value
 from .common import checked_actor, checked_reason, definition_of_target, resolve
 from .reads import filter_of
 
-__all__ = ["cancel", "cancel_all", "delete_all", "restore", "retry", "retry_all", "soft_delete"]
+__all__ = [
+    "cancel",
+    "cancel_all",
+    "cancel_batch",
+    "delete_all",
+    "delete_batch",
+    "restore",
+    "restore_batch",
+    "retry",
+    "retry_all",
+    "retry_batch",
+    "soft_delete",
+]
+
+T = TypeVar("T")
+Changed: TypeAlias = tuple[list[T], set[str]]
+"""A result for each instance that exists, and the queues that have work now."""
+
+
+def cancel_batch(
+    ids: Sequence[int], reason: str | None, actor: str | None, *, force: bool, autocommit: bool
+) -> Plan[Changed[CancelResult]]:
+    """Cancel instances in one statement. The caller has checked the reason and the actor."""
+    rows = yield from control.cancel(ids, reason, actor, force=force, autocommit=autocommit)
+    return [_cancel_result(row) for row in rows], _woken(rows)
+
+
+def delete_batch(
+    ids: Sequence[int], reason: str | None, actor: str | None, *, autocommit: bool
+) -> Plan[Changed[Deleted]]:
+    """Soft-delete instances in one statement. The caller has checked the reason and the actor."""
+    rows = yield from control.delete(ids, reason, actor, autocommit=autocommit)
+    deleted = [Deleted(row["id"], row["deleted_at"], row["status"] == Status.EXECUTING) for row in rows]
+    return deleted, _woken(rows)
+
+
+def restore_batch(
+    ids: Sequence[int], reason: str | None, actor: str | None, *, autocommit: bool
+) -> Plan[Changed[Restored]]:
+    """Undo soft deletes in one statement. The caller has checked the reason and the actor."""
+    rows = yield from control.restore(ids, reason, actor, autocommit=autocommit)
+    return [Restored(row["id"], Status(row["status"])) for row in rows], set()
+
+
+def retry_batch(
+    ids: Sequence[int], state: str | None, reason: str | None, actor: str | None, *, autocommit: bool
+) -> Plan[Changed[RetryResult]]:
+    """Retry instances in one statement; `state` is JSON. The caller has checked the reason and the actor."""
+    rows = yield from control.retry(ids, state, reason, actor, autocommit=autocommit)
+    results: list[RetryResult] = [
+        Retried(row["id"]) if row["is_retried"] else NotRetried(row["id"], Status(row["status"]))
+        for row in rows
+    ]
+    return results, {row["queue"] for row in rows if row["is_retried"]}
 
 
 def cancel(
@@ -37,10 +90,9 @@ def cancel(
     """Cancel an instance; with `cascade`, also all descendants."""
     id = yield from resolve(target, "cancel")
     why, who = checked_reason(reason), checked_actor(actor)
-    rows = yield from control.cancel([id], why, who, force=force, autocommit=autocommit)
-    if not rows:
+    results, queues = yield from cancel_batch([id], why, who, force=force, autocommit=autocommit)
+    if not results:
         raise NoTargetError(id, "cancel")
-    queues = _woken(rows)
     # One transaction per generation and batch: parents and children in one would be locked in the wrong order. Failed
     # and cancelled descendants are included, because they may have live children.
     parents = [id] if cascade else []
@@ -48,10 +100,10 @@ def cancel(
         parents = yield from control.unfinished_children(parents)
         yield from control.in_batches(
             parents,
-            lambda batch: control.cancel(batch, why, who, force=force, autocommit=autocommit),
-            lambda rows: queues.update(_woken(rows)),
+            lambda batch: cancel_batch(batch, why, who, force=force, autocommit=autocommit),
+            lambda changed: queues.update(changed[1]),
         )
-    return _cancel_result(rows[0]), queues
+    return results[0], queues
 
 
 def cancel_all(
@@ -68,14 +120,14 @@ def cancel_all(
     why, who = checked_reason(reason), checked_actor(actor)
     count, queues = 0, set[str]()
 
-    def on_changed(rows: Sequence[Mapping[str, Any]]) -> None:
+    def on_changed(changed: Changed[CancelResult]) -> None:
         nonlocal count
-        count += sum(not Status(row["was"]).is_terminal for row in rows)
-        queues.update(_woken(rows))
+        count += sum(not isinstance(result, AlreadyFinished) for result in changed[0])
+        queues.update(changed[1])
 
     yield from control.in_batches(
         _parents_first((yield from control.matching_ids(wanted))),
-        lambda batch: control.cancel(batch, why, who, force=force, autocommit=autocommit),
+        lambda batch: cancel_batch(batch, why, who, force=force, autocommit=autocommit),
         on_changed,
     )
     return count, queues
@@ -86,13 +138,12 @@ def soft_delete(
 ) -> Plan[tuple[Deleted, set[str]]]:
     """Soft-delete an instance."""
     id = yield from resolve(target, "delete")
-    rows = yield from control.delete(
+    results, queues = yield from delete_batch(
         [id], checked_reason(reason), checked_actor(actor), autocommit=autocommit
     )
-    if not rows:
+    if not results:
         raise NoTargetError(id, "delete")
-    row = rows[0]
-    return Deleted(id, row["deleted_at"], row["status"] == Status.EXECUTING), _woken(rows)
+    return results[0], queues
 
 
 def delete_all(
@@ -108,14 +159,14 @@ def delete_all(
     why, who = checked_reason(reason), checked_actor(actor)
     count, queues = 0, set[str]()
 
-    def on_changed(rows: Sequence[Mapping[str, Any]]) -> None:
+    def on_changed(changed: Changed[Deleted]) -> None:
         nonlocal count
-        count += len(rows)
-        queues.update(_woken(rows))
+        count += len(changed[0])
+        queues.update(changed[1])
 
     yield from control.in_batches(
         _parents_first((yield from control.matching_ids(wanted))),
-        lambda batch: control.delete(batch, why, who, autocommit=autocommit),
+        lambda batch: delete_batch(batch, why, who, autocommit=autocommit),
         on_changed,
     )
     return count, queues
@@ -129,12 +180,12 @@ def restore(
     id = (yield from control.deleted_with_key(value)) if isinstance(value, str) else value
     if id is None:
         id = yield from resolve(target, "restore")
-    rows = yield from control.restore(
+    results, queues = yield from restore_batch(
         [id], checked_reason(reason), checked_actor(actor), autocommit=autocommit
     )
-    if not rows:
+    if not results:
         raise NoTargetError(id, "restore")
-    return Restored(id, Status(rows[0]["status"])), set()
+    return results[0], queues
 
 
 def retry(
@@ -154,15 +205,12 @@ def retry(
         what = "the new state"
         text = encode(convert(state, type_, what), type_, what, settings.max_payload)
     id = yield from resolve(target, "retry")
-    rows = yield from control.retry(
+    results, queues = yield from retry_batch(
         [id], text, checked_reason(reason), checked_actor(actor), autocommit=autocommit
     )
-    if not rows:
+    if not results:
         raise NoTargetError(id, "retry")
-    row = rows[0]
-    if not row["is_retried"]:
-        return NotRetried(id, Status(row["status"])), set()
-    return Retried(id), {row["queue"]}
+    return results[0], queues
 
 
 def retry_all(
@@ -181,15 +229,14 @@ def retry_all(
     why, who = checked_reason(reason), checked_actor(actor)
     count, queues = 0, set[str]()
 
-    def on_changed(rows: Sequence[Mapping[str, Any]]) -> None:
+    def on_changed(changed: Changed[RetryResult]) -> None:
         nonlocal count
-        retried = [row for row in rows if row["is_retried"]]
-        count += len(retried)
-        queues.update(row["queue"] for row in retried)
+        count += sum(isinstance(result, Retried) for result in changed[0])
+        queues.update(changed[1])
 
     yield from control.in_batches(
         (yield from control.matching_ids(wanted)),
-        lambda batch: control.retry(batch, None, why, who, autocommit=autocommit),
+        lambda batch: retry_batch(batch, None, why, who, autocommit=autocommit),
         on_changed,
     )
     return count, queues

@@ -17,7 +17,18 @@ from ..errors import UsageError
 from ..schedules import Schedule, ScheduleRecord, Triggered
 from .common import checked_actor, checked_reason
 
-__all__ = ["definitions", "delete", "every", "get", "pause", "put", "record_of", "resume", "trigger"]
+__all__ = [
+    "definitions",
+    "delete",
+    "every",
+    "get",
+    "pause",
+    "put",
+    "put_definition",
+    "record_of",
+    "resume",
+    "trigger",
+]
 
 
 def definitions(declared: Iterable[Schedule], settings: Settings) -> list[schedules.Definition]:
@@ -35,7 +46,13 @@ def put(
     schedule: Schedule, settings: Settings, ahead: timedelta, reason: str | None, actor: str | None
 ) -> Plan[tuple[ScheduleRecord, set[str]]]:
     """Store a schedule."""
-    definition = _definition(schedule, settings)
+    return (yield from put_definition(_definition(schedule, settings), ahead, reason, actor))
+
+
+def put_definition(
+    definition: schedules.Definition, ahead: timedelta, reason: str | None, actor: str | None
+) -> Plan[tuple[ScheduleRecord, set[str]]]:
+    """Store the definition of a schedule."""
     yield from schedules.put(definition, ahead, **_why(reason, actor))
     return (yield from get(definition.name)), set()
 

@@ -16,9 +16,9 @@ from rich.text import Text
 from .. import _verbs
 from .._checks import checked_name, duration_text
 from .._db import insert_by_name, snapshots
-from .._db import schedules as plans
 from .._db.insert_by_name import NamedInsert
 from .._db.plan import Plan
+from .._db.schedules import Definition
 from .._timetable import checked_cron, checked_interval, checked_zone
 from ..schedules import Missed, Overlap, ScheduleRecord, Triggered, check_policies
 from .connection import DatabaseOptions, database_options
@@ -167,7 +167,7 @@ def add(
         "state": raw(text),
         **{key: value for key, value in options.items() if value is not None},
     }
-    definition = plans.Definition(
+    definition = Definition(
         name=checked_name(name, "the name of a schedule"),
         cron=None if cron is None else checked_cron(cron, tz),
         every=None if every is None else checked_interval(every),
@@ -236,11 +236,11 @@ def _listing() -> Plan[tuple[datetime, Sequence[ScheduleRecord]]]:
 
 
 def _add(
-    definition: plans.Definition, new: NamedInsert, reason: str | None, actor: str | None
+    definition: Definition, new: NamedInsert, reason: str | None, actor: str | None
 ) -> Plan[ScheduleRecord]:
     check_known(new, (yield from insert_by_name.known_versions()))
-    yield from plans.put(definition, reason=reason, actor=actor)
-    return (yield from _verbs.schedules.get(definition.name))
+    record, _ = yield from _verbs.schedules.put_definition(definition, _NOW, reason, actor)
+    return record
 
 
 def _json(record: ScheduleRecord) -> dict[str, Any]:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from .._db import control
-from .._db.plan import Plan, Row
-from ..instance import Status
+from .. import _verbs
+from .._db.plan import Plan
+from ..instance import (
+    AlreadyFinished,
+    Cancelled,
+    CancelRequested,
+    CancelResult,
+    Deleted,
+    NotRetried,
+    Restored,
+    Retried,
+    RetryResult,
+    Status,
+)
 
 __all__ = [
     "IDLE",
@@ -29,6 +40,16 @@ Outcome: TypeAlias = Literal[
     "cancelled", "requested", "finished", "retried", "deleted", "restored", "left", "refused"
 ]
 """finished, left: nothing to do; refused: another instance has its key."""
+
+_OUTCOMES: Final[Mapping[type, Outcome]] = {
+    Cancelled: "cancelled",
+    CancelRequested: "requested",
+    AlreadyFinished: "finished",
+    Retried: "retried",
+    NotRetried: "left",
+    Deleted: "deleted",
+    Restored: "restored",
+}
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -102,13 +123,10 @@ class Cancel(Verb, frozen=True, kw_only=True):
         return "requested" if status == Status.EXECUTING and not self.force else "cancelled"
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
-        rows = yield from control.cancel(ids, self.reason, self.actor, force=self.force, autocommit=True)
-        return [Change(row["id"], self._outcome(row)) for row in rows]
-
-    def _outcome(self, row: Row) -> Outcome:
-        if Status(row["was"]).is_terminal:
-            return "finished"
-        return "cancelled" if row["status"] == Status.CANCELLED else "requested"
+        results, _ = yield from _verbs.cancel_batch(
+            ids, self.reason, self.actor, force=self.force, autocommit=True
+        )
+        return _changes(results)
 
 
 class Retry(Verb, frozen=True, kw_only=True):
@@ -132,8 +150,8 @@ class Retry(Verb, frozen=True, kw_only=True):
         return "retried" if status in (Status.FAILED, Status.CANCELLED) and not is_deleted else "left"
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
-        rows = yield from control.retry(ids, self.state, self.reason, self.actor, autocommit=True)
-        return [Change(row["id"], "retried" if row["is_retried"] else "left") for row in rows]
+        results, _ = yield from _verbs.retry_batch(ids, self.state, self.reason, self.actor, autocommit=True)
+        return _changes(results)
 
 
 class Delete(Verb, frozen=True, kw_only=True):
@@ -143,8 +161,8 @@ class Delete(Verb, frozen=True, kw_only=True):
         return "left" if is_deleted else "deleted"
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
-        rows = yield from control.delete(ids, self.reason, self.actor, autocommit=True)
-        return [Change(row["id"], "deleted") for row in rows]
+        results, _ = yield from _verbs.delete_batch(ids, self.reason, self.actor, autocommit=True)
+        return _changes(results)
 
 
 class Restore(Verb, frozen=True, kw_only=True):
@@ -158,5 +176,9 @@ class Restore(Verb, frozen=True, kw_only=True):
         return "restored" if is_deleted else "left"
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
-        rows = yield from control.restore(ids, self.reason, self.actor, autocommit=True)
-        return [Change(row["id"], "restored") for row in rows]
+        results, _ = yield from _verbs.restore_batch(ids, self.reason, self.actor, autocommit=True)
+        return _changes(results)
+
+
+def _changes(results: Iterable[CancelResult | RetryResult | Deleted | Restored]) -> list[Change]:
+    return [Change(result.id, _OUTCOMES[type(result)]) for result in results]
