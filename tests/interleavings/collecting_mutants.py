@@ -42,7 +42,7 @@ MUTANTS = [
         ],
     ),
     Mutant(
-        name="a key that is occupied goes with its row",
+        name="a row with an occupied key is collected",
         scenario=collecting.gc_and_insert(),
         reason="a key that was given for good was given again",
         changes=[
@@ -54,7 +54,7 @@ MUTANTS = [
         ],
     ),
     Mutant(
-        name="what was chosen is not looked at again",
+        name="chosen rows are not checked again",
         scenario=collecting.gc_and_retry(),
         reason="reported as retried, but it is gone",
         changes=[
@@ -67,7 +67,7 @@ MUTANTS = [
         ],
     ),
     Mutant(
-        name="what was restored is not looked at again",
+        name="restored rows are not checked again",
         scenario=collecting.gc_and_restore(),
         reason="reported as restored, but it is gone",
         changes=[
@@ -80,9 +80,9 @@ MUTANTS = [
         ],
     ),
     Mutant(
-        name="what has no state goes on",
+        name="an instance without a state is retried",
         scenario=collecting.gc_and_retry_of_a_holder(),
-        reason="it goes on without its state",
+        reason="it continues without its state",
         changes=[Change("schema", "and (g.collected_at is null or new_state is not null)", "")],
     ),
     Mutant(

@@ -149,13 +149,13 @@ CANCELS = [
         reason="spawned by a cancelled execution",
     ),
     Mutant(
-        name="cancel does not lock what it looks at",
+        name="cancel does not lock the row that it reads",
         scenario=cancels.cancel_pick_and_commit("done"),
         reason="a terminal row changed",
         changes=[Change(SCHEMA, _LOCK_TARGETS, "")],
     ),
     Mutant(
-        name="cancel does not lock what it looks at (park)",
+        name="cancel does not lock the row that it reads (park)",
         scenario=cancels.cancel_park_and_deliver(),
         reason="an acknowledged cancel did not win",
         changes=[Change(SCHEMA, _LOCK_TARGETS, "")],
@@ -169,13 +169,13 @@ CANCELS = [
     Mutant(
         name="cancel does not ungate the next row",
         scenario=cancels.cancel_first_in_line(),
-        reason="free key, its line is gated",
+        reason="the key is free, but its rows are gated",
         changes=[Change(SCHEMA, "array(select gen_durable.ungate(live.keys))", "'{}'::text[]")],
     ),
     Mutant(
         name="cancel skips the next row of a key if it is locked",
         scenario=cancels.cancel_first_in_line(),
-        reason="free key, its line is gated",
+        reason="the key is free, but its rows are gated",
         changes=[Change(SCHEMA, "for no key update) gated", "for no key update skip locked) gated")],
     ),
     Mutant(
@@ -327,16 +327,16 @@ DELETES = [
         )
         for scenario, reason in (
             (deletes.plain_delete_pick_and_commit("continue"), "deleted, and "),
-            (deletes.plain_delete_and_chained_commits(), "deleted, and goes on"),
+            (deletes.plain_delete_and_chained_commits(), "deleted, but it continues"),
             (deletes.plain_delete_and_deliver(1), "deleted, and waits for work"),
             (deletes.plain_delete_child_and_end_of_sibling(), "deleted, and waits for work"),
             (deletes.plain_delete_first_in_line(), "deleted, and waits for work"),
         )
     ),
     Mutant(
-        name="a plain delete does not see what was leased before it",
+        name="a plain delete ignores an execution leased before it",
         scenario=deletes.plain_delete_pick_and_commit("continue"),
-        reason="deleted, and goes on",
+        reason="deleted, but it continues",
         changes=[
             Change(
                 SCHEMA,
@@ -346,7 +346,7 @@ DELETES = [
         ],
     ),
     Mutant(
-        name="signals to what a plain delete has deleted",
+        name="signals to an instance after a plain delete",
         scenario=deletes.plain_delete_and_deliver(1),
         reason="a signal to the deleted was accepted",
         changes=[
@@ -365,7 +365,7 @@ DELETES = [
         changes=[Change("pick", "and g.deleted_at is null", "")],
     ),
     Mutant(
-        name="a reaper waits for the one that ends what no trigger saw",
+        name="a reaper waits for another that ends deleted rows",
         scenario=deletes.pick_and_end_of_what_no_trigger_saw(),
         reason="waited for a lock",
         changes=[Change(SCHEMA, "for no key update skip locked) found", ") found")],
@@ -386,13 +386,13 @@ DELETES = [
 
 RETRIES = [
     Mutant(
-        name="retry does not lock what it looks at",
+        name="retry does not lock the row that it reads",
         scenario=retries.retry_and_retry(),
         reason="not retried exactly once",
         changes=[Change(SCHEMA, _LOCK_FAMILY, "")],
     ),
     Mutant(
-        name="retry does not lock what it looks at (barrier)",
+        name="retry does not lock the row that it reads (barrier)",
         scenario=retries.retry_two_children(),
         reason="barrier counts wrong",
         changes=[Change(SCHEMA, _LOCK_FAMILY, "")],
@@ -418,7 +418,7 @@ RETRIES = [
         changes=[Change(SCHEMA, "p.spawn_round = again.parent_round and ", "")],
     ),
     Mutant(
-        name="a child and its parent are retried without knowing of each other",
+        name="retry of a child and of its parent do not see each other",
         scenario=retries.retry_parent_and_child(),
         reason="a retried child is not waited for",
         changes=[Change(SCHEMA, _LOCK_PARENTS, ");")],
@@ -456,7 +456,7 @@ RETRIES = [
         ],
     ),
     Mutant(
-        name="a join does not look whether its children are live",
+        name="a join does not check for live children",
         scenario=with_sessions(retries.retry_child_and_join("done"), K=[lease_some(8), flush_picked("done")]),
         reason="the join sees a live child",
     ),
@@ -524,13 +524,13 @@ RETRIES = [
     Mutant(
         name="a parent that waits again does not ungate the next row",
         scenario=retries.retry_child_of_released(),
-        reason="free key, its line is gated",
+        reason="the key is free, but its rows are gated",
         changes=[Change(SCHEMA, "  if parked <> '{}' then", "  if false then")],
     ),
     Mutant(
         name="a retried instance is still to be cancelled",
         scenario=retries.retry_and_cancel(),
-        reason="an old cancel stopped what was retried",
+        reason="an old cancel stopped a retried instance",
         changes=[
             Change(
                 SCHEMA,
@@ -554,7 +554,7 @@ RETRIES = [
         changes=[Change(SCHEMA, "p.spawn_round = live.parent_round and ", "")],
     ),
     Mutant(
-        name="a child ends while its parent is put back on the barrier",
+        name="a child ends while its parent returns to the barrier",
         scenario=retries.rejoin_and_end_of_child(),
         reason="barrier counts wrong",
         changes=[Change(SCHEMA, _WAITING_AS_LOCKED, _WAITING_AS_SEEN)],
@@ -581,7 +581,7 @@ RETRIES = [
         ],
     ),
     Mutant(
-        name="what waited for a signal runs without it",
+        name="a retried instance does not wait for its signal again",
         scenario=retries.retry_parked_and_deliver(),
         reason="it runs without its signal",
         changes=[

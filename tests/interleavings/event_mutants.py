@@ -10,16 +10,16 @@ MUTANTS = [
     Mutant(
         name="whatever is due is published",
         scenario=events.dispatch_and_dispatch(),
-        reason="overtaken in its line",
+        reason="overtaken by a later event",
         changes=[
             Change("lease_events", " and (blocked.id is null or blocked.id > candidates.id)", ""),
             Change("lease_events", " and blocked.id < candidates.id", " and false"),
         ],
     ),
     Mutant(
-        name="behind a failure the line goes on",
+        name="later events are leased behind a failed one",
         scenario=events.dispatch_behind_a_failure(),
-        reason="overtaken in its line",
+        reason="overtaken by a later event",
         changes=[
             Change("lease_events", " and (blocked.id is null or blocked.id > candidates.id)", ""),
             Change("lease_events", " and blocked.id < candidates.id", " and false"),

@@ -147,4 +147,4 @@ def _check_keys(world: World) -> None:
         )
         # A pick takes the first row of a key or none, so a gated first row would block the others.
         for row in due[: max(slots - holders, 0)]:
-            require(not row["gated"], "free key, its line is gated")
+            require(not row["gated"], "the key is free, but its rows are gated")

@@ -231,7 +231,7 @@ FIRST_DRAFT = [
         reason="deadlock",
     ),
     Mutant(
-        name="a heartbeat goes by the name of the worker",
+        name="a heartbeat is guarded by the worker's name",
         scenario=with_sessions(leases.renew_reap_and_pick(), H=[autocommit(lambda _: _renew_by_name())]),
         reason="renewed a lease that was another's",
     ),
@@ -251,12 +251,12 @@ FIRST_DRAFT = [
         reason="barrier released early",
     ),
     Mutant(
-        name="a child's end and its join go by the id",
+        name="the end of a child and its join are guarded by the id alone",
         scenario=with_sessions(children.zombie_child(), F=[_end_and_join(11, _UNWATCHED, _END_BY_ID)]),
         reason="barrier released early",
     ),
     Mutant(
-        name="a child's end goes by the name of the worker, its join by the id",
+        name="the end of a child is guarded by the worker, its join by the id",
         scenario=with_sessions(children.zombie_child(), F=[_end_and_join(11, _END_BY_WORKER)]),
         reason="barrier counts wrong",
     ),
@@ -285,19 +285,19 @@ FIRST_DRAFT = [
         reason="deadlock",
     ),
     Mutant(
-        name="the line is let in before the key is free",
+        name="ungate runs before the key is free",
         scenario=with_sessions(
             keys.gate_and_release("done"),
             F=[transaction(lambda _: _ungate_first(outcome(1, "done", held_key="k")))],
         ),
-        reason="free key, its line is gated",
+        reason="the key is free, but its rows are gated",
     ),
     Mutant(
         name="a key is locked after the pick",
         scenario=with_sessions(
             keys.pick_pick_and_urgent_insert(), A=[_pick_then_lock(8)], B=[_pick_then_lock(9)]
         ),
-        reason="not the first of its line",
+        reason="not the first row of its key",
     ),
     Mutant(
         name="a key is locked by a connection",
@@ -331,7 +331,7 @@ GUARDS = [
         changes=[Change("reap_worker", "and g.locked_by = $1::pg_catalog.text", "")],
     ),
     Mutant(
-        name="a dead execution's lease is guarded by the id alone",
+        name="the lease of an expired execution is guarded by the id alone",
         scenario=leases.dead_execution(),
         reason="one crash was counted twice",
         changes=[Change("reap_execution", "g.lease_token = $2::bigint", "$2::bigint is not null")],
@@ -417,7 +417,7 @@ GUARDS = [
         changes=[Change(SCHEMA, "g.id = target and g.lease_token = token", "g.id = target")],
     ),
     Mutant(
-        name="the record of a reaped execution tells what was before the lock",
+        name="the record of a reaped execution is from before the lock",
         scenario=leases.commit_and_reap("continue"),
         reason="executions are not numbered in order",
         changes=[Change("reap", "orphaned.step_seq, orphaned.execution,", "0 as step_seq, 1 as execution,")],
@@ -492,13 +492,13 @@ SIGNALS = [
         changes=[Change("recheck", "g.status = 'awaiting_signal'", "false")],
     ),
     Mutant(
-        name="recheck counts what the step had seen",
+        name="recheck counts signals that the step has seen",
         scenario=signals.park_a_pack_and_redeliver(),
         reason="woken by what it had seen",
         changes=[Change("recheck", "s.id <> all (coalesce(g.presented, '{}'))", "true")],
     ),
     Mutant(
-        name="recheck counts what was consumed",
+        name="recheck counts consumed signals",
         scenario=signals.park_and_redeliver_what_was_consumed(),
         reason="woken by what it had seen",
         changes=[Change("recheck", "and s.consumed_seq is null", "")],
@@ -588,7 +588,7 @@ LOCKS = [
         changes=[Change("renew", "for no key update of g skip locked", "for no key update of g")],
     ),
     Mutant(
-        name="renew takes what it skipped for lost",
+        name="renew treats skipped rows as lost",
         scenario=leases.renew_and_commit(),
         reason="a live lease was taken for lost",
         changes=[Change("still_held", "g.lease_token = held.lease_token", "false")],
@@ -615,7 +615,7 @@ KEYS = [
         changes=[Change(SCHEMA, "create unique index gen_durable_slot", "create index gen_durable_slot")],
     ),
     Mutant(
-        name="pick does not look how many a key lets in",
+        name="pick does not check the number of slots of a key",
         scenario=keys.pick_pick_and_urgent_insert(),
         reason="two executions of one key",
         changes=[Change("pick", "limit key_capacity.free) head", "limit 10) head")],
@@ -623,19 +623,19 @@ KEYS = [
     Mutant(
         name="gate does not lock the holders",
         scenario=keys.gate_and_release("done"),
-        reason="free key, its line is gated",
+        reason="the key is free, but its rows are gated",
         changes=[Change("lock_holders", "for no key update", "")],
     ),
     Mutant(
         name="gate takes rows whose time has not come",
         scenario=keys.gate_and_release("done"),
-        reason="free key, its line is gated",
+        reason="the key is free, but its rows are gated",
         changes=[Change("gate", "and g.eligible_at <= statement_timestamp()", "")],
     ),
     Mutant(
         name="gate does not lock the first row of a free key",
         scenario=keys.gate_behind_and_cancel(),
-        reason="free key, its line is gated",
+        reason="the key is free, but its rows are gated",
         changes=[
             Change(
                 "gate_behind",
@@ -647,7 +647,7 @@ KEYS = [
     Mutant(
         name="ungate admits any row",
         scenario=keys.gate_and_release("done"),
-        reason="free key, its line is gated",
+        reason="the key is free, but its rows are gated",
         changes=[
             Change(
                 SCHEMA,
@@ -659,28 +659,28 @@ KEYS = [
     Mutant(
         name="ungate skips locked rows",
         scenario=keys.release_and_deliver_to_the_next(),
-        reason="free key, its line is gated",
+        reason="the key is free, but its rows are gated",
         changes=[Change(SCHEMA, "for no key update) gated", "for no key update skip locked) gated")],
     ),
 ]
 
 LIMITS = [
     Mutant(
-        name="a limit is changed beside those who gate",
+        name="a limit changes without waiting for transactions that gate",
         scenario=limits.gate_and_raise(is_new=True),
-        reason="free key, its line is gated",
+        reason="the key is free, but its rows are gated",
         changes=[Change(SCHEMA, "lock table gen_durable.limits in exclusive mode;", "")],
     ),
     Mutant(
         name="gate does not lock the limits",
         scenario=limits.gate_and_raise(is_new=False),
-        reason="free key, its line is gated",
+        reason="the key is free, but its rows are gated",
         changes=[Change("lock_holders", "for share", "")],
     ),
     Mutant(
         name="a raised limit does not ungate",
         scenario=limits.gate_and_raise(is_new=False),
-        reason="free key, its line is gated",
+        reason="the key is free, but its rows are gated",
         changes=[Change(SCHEMA, "if limit_kind = 'concurrency' then", "if false then")],
     ),
     Mutant(
@@ -702,7 +702,7 @@ LIMITS = [
     Mutant(
         name="ungate assumes that a waiting row exists",
         scenario=limits.release_and_cancel_of_the_waiting(),
-        reason="free key, its line is gated",
+        reason="the key is free, but its rows are gated",
         changes=[
             Change(
                 SCHEMA,
@@ -712,9 +712,9 @@ LIMITS = [
         ],
     ),
     Mutant(
-        name="ungate admits one row, whatever is free",
+        name="ungate admits one row, however many slots are free",
         scenario=limits.two_releases(),
-        reason="free key, its line is gated",
+        reason="the key is free, but its rows are gated",
         changes=[
             Change(
                 SCHEMA,
@@ -737,9 +737,9 @@ LIMITS = [
         ],
     ),
     Mutant(
-        name="who is put off still stands in line",
+        name="deferring does not ungate the next row of the key",
         scenario=limits.defer_and_release(),
-        reason="free key, its line is gated",
+        reason="the key is free, but its rows are gated",
         changes=[Change(SCHEMA, "perform gen_durable.ungate(keys_of_deferred);", "null;")],
     ),
     Mutant(
@@ -749,7 +749,7 @@ LIMITS = [
         changes=[Change(SCHEMA, "lock table gen_durable.limits in row share mode nowait;", "null;")],
     ),
     Mutant(
-        name="a row that stalls beside a change of limits waits for a day",
+        name="a row that stalls during a change of limits waits for a day",
         scenario=limits.stall_and_set(),
         reason="a row stalls although its limit is set",
         changes=[
@@ -759,7 +759,7 @@ LIMITS = [
         ],
     ),
     Mutant(
-        name="turns are given without a lock on the bucket",
+        name="rate turns are assigned without a lock on the bucket",
         scenario=limits.defer_and_raise(),
         reason="a row stalls although its limit is set",
         changes=[
@@ -824,7 +824,7 @@ ISOLATION = [
     Mutant(
         name="BEGIN does not pin READ COMMITTED (gate)",
         scenario=keys.gate_and_release("done"),
-        reason="free key, its line is gated",
+        reason="the key is free, but its rows are gated",
         pins=Pins(begin=False),
     ),
     Mutant(

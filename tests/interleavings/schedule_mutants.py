@@ -13,15 +13,15 @@ _NEW_REVISION = "revision = default, "
 
 MUTANTS = [
     Mutant(
-        name="a firing does not say what it has seen",
+        name="a firing does not check the revision",
         scenario=schedules.cron_and_cron(),
-        reason="a slot was not fired once",
+        reason="a fire time did not fire exactly once",
         changes=[Change(SCHEMA, _SEEN, "s.name = fire_schedule.name for no key update skip locked")],
     ),
     Mutant(
         name="a firing makes no new revision",
         scenario=schedules.cron_and_cron(),
-        reason="a slot was not fired once",
+        reason="a fire time did not fire exactly once",
         changes=[Change(SCHEMA, "set revision = default, next_at", "set next_at")],
     ),
     Mutant(
@@ -39,19 +39,19 @@ MUTANTS = [
     Mutant(
         name="an update makes no new revision",
         scenario=schedules.cron_and_update(),
-        reason="fired what was not due any more",
+        reason="fired a time that was no longer due",
         changes=[Change("put_schedule", _NEW_REVISION, "")],
     ),
     Mutant(
-        name="a firing goes on from what it has seen, whatever is there",
+        name="a firing ignores an updated definition",
         scenario=schedules.cron_and_update(),
-        reason="fired what was not due any more",
+        reason="fired a time that was no longer due",
         changes=[Change(SCHEMA, _SEEN, "s.name = fire_schedule.name for no key update skip locked")],
     ),
     Mutant(
-        name="an update does not look again",
+        name="an update does not check the revision again",
         scenario=schedules.update_and_resume(),
-        reason="the next slot is not of this definition",
+        reason="the next fire time is not of this definition",
         changes=[
             Change("put_schedule", _NEW_REVISION, ""),
         ],

@@ -106,7 +106,7 @@ def cancel_commit_and_resend(kind: Any) -> Scenario:
 def cancel_first_in_line() -> Scenario:
     """The first row of a free key is cancelled: the next row is admitted."""
     return Scenario(
-        name="cancel(first in line) × deliver(to the next) × pick",
+        name="cancel(first row of a key) × deliver(to the next) × pick",
         sample=40,
         setup=[
             instance(1, concurrency_key="k"),
@@ -121,7 +121,7 @@ def cancel_first_in_line() -> Scenario:
 def cancel_next_in_line() -> Scenario:
     """The holder ends and admits the next row, which is being cancelled."""
     return Scenario(
-        name="cancel(next in line) × commit(done) × pick",
+        name="cancel(next row of a key) × commit(done) × pick",
         setup=_line(),
         sessions={"C": [cancel(2)], "F": [flush(outcome(1, "done", held_key="k"))], "K": [lease_some(8)]},
         check=_is_cancelled(2),
@@ -132,7 +132,7 @@ def cancel_next_in_line() -> Scenario:
 def cancel_holder() -> Scenario:
     """A force cancel of the holder frees its key."""
     return Scenario(
-        name="force cancel(holder) × commit(next) × deliver(to the next in line)",
+        name="force cancel(holder) × commit(next) × deliver(to the next row)",
         setup=_line(),
         sessions={
             "C": [cancel(1, force=True)],
@@ -152,7 +152,7 @@ def cancel_in_one_line() -> Scenario:
         _check_cancel(end, 3, by="E")
 
     return Scenario(
-        name="cancel(first and second in line) × cancel(third)",
+        name="cancel(first and second row of a key) × cancel(third)",
         setup=[
             instance(1, concurrency_key="k"),
             *(instance(id, concurrency_key="k", gated=True) for id in (2, 3, 4)),

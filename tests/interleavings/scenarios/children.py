@@ -42,7 +42,7 @@ def spawn_and_end_of_holder() -> Scenario:
         require(end.after.status(1) == status, "barrier and children differ")
 
     return Scenario(
-        name="spawn × end of who has the child's key",
+        name="spawn × end of the holder of the child's key",
         setup=[leased(1), leased(2, **_HOLDER)],
         sessions={"F": [flush(spawn)], "H": [flush(outcome(2, "done"))]},
         check=check,

@@ -138,7 +138,7 @@ def gc_and_retry_of_a_holder() -> Scenario:
         (answer,) = end.result("R")
         row = end.after.instances[1]
         if answer["is_retried"]:
-            require(row["state"] == {"n": 1}, "it goes on without its state")
+            require(row["state"] == {"n": 1}, "it continues without its state")
         else:
             require(row["collected_at"] is not None, "refused a retry without a reason")
 

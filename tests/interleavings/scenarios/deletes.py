@@ -36,7 +36,7 @@ def delete_pick_and_commit(kind: Any) -> Scenario:
         picked = end.sessions["K"].results[0].executions
         if end.is_before("X", "K"):
             require(not picked, "leased after it was deleted")
-        require(row["status"] in TERMINAL, "deleted, and goes on")
+        require(row["status"] in TERMINAL, "deleted, but it continues")
 
     return Scenario(
         name=f"delete × pick and commit({kind})",
@@ -234,7 +234,7 @@ def plain_delete_pick_and_commit(kind: Any) -> Scenario:
         if row["status"] not in TERMINAL:
             # The update was between the pick and the commit of a chained step.
             require(row["status"] == "executing", "deleted, and waits for work")
-            require(row["cancel_requested_at"] is not None, "deleted, and goes on")
+            require(row["cancel_requested_at"] is not None, "deleted, but it continues")
 
     return Scenario(
         name=f"plain delete × pick and commit({kind})",
@@ -251,10 +251,11 @@ def plain_delete_and_chained_commits() -> Scenario:
         row = end.after.instances[1]
         second = end.result("F")
         if end.is_before("X", "F"):
-            require(not second.committed() and row["status"] == "cancelled", "deleted, and goes on")
+            require(not second.committed() and row["status"] == "cancelled", "deleted, but it continues")
         require(row["status"] in ("cancelled", "executing"), "deleted, and waits for work")
         require(
-            row["status"] != "executing" or row["cancel_requested_at"] is not None, "deleted, and goes on"
+            row["status"] != "executing" or row["cancel_requested_at"] is not None,
+            "deleted, but it continues",
         )
 
     return Scenario(
@@ -317,7 +318,7 @@ def plain_delete_first_in_line() -> Scenario:
         require(end.after.status(1) in ("cancelled", "executing"), "deleted, and waits for work")
 
     return Scenario(
-        name="plain delete(first in line) × deliver(to the next) × pick",
+        name="plain delete(first row of a key) × deliver(to the next) × pick",
         sample=40,
         setup=[
             instance(1, concurrency_key="k"),
@@ -372,7 +373,9 @@ def _check_deleted(end: End, id: int = 1) -> Row:
     require(row["deleted_at"] is not None and row["delete_reason"] == "obsolete", "not deleted")
     require(len(end.after.audit_of(id, "deleted")) == 1, "not audited exactly once")
     require(row["status"] in (*TERMINAL, "executing"), "deleted, and waits for work")
-    require(row["status"] != "executing" or row["cancel_requested_at"] is not None, "deleted, and goes on")
+    require(
+        row["status"] != "executing" or row["cancel_requested_at"] is not None, "deleted, but it continues"
+    )
     return row
 
 

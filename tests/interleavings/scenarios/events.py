@@ -42,7 +42,7 @@ def dispatch_and_dispatch() -> Scenario:
                 firsts = [id for id in taken[first] if id in line]
                 seconds = [id for id in taken[second] if id in line]
                 if firsts and seconds and min(firsts) < max(seconds):
-                    require(end.is_before(first, second), "overtaken in its line")
+                    require(end.is_before(first, second), "overtaken by a later event")
         for id in {1, 2, 3, 4, 5} - set(taken["A"]) - set(taken["B"]):
             require(_row(end.after, id)["published_at"] is None, "published by no dispatcher")
 
@@ -61,7 +61,7 @@ def dispatch_behind_a_failure() -> Scenario:
     def check(end: End) -> None:
         failed = {one.id for one in end.sessions["A"].results[0]}
         taken = {one.id for one in end.sessions["B"].results[0]}
-        require(not (failed and taken), "overtaken in its line")
+        require(not (failed and taken), "overtaken by a later event")
 
     return Scenario(
         name="dispatch that fails × dispatch",
@@ -122,7 +122,7 @@ def emit_and_dispatch() -> Scenario:
 
     def check(end: End) -> None:
         taken = [one.id for one in end.sessions["D"].results[0]]
-        require(taken in ([1], [1, 100]), "overtaken in its line")
+        require(taken in ([1], [1, 100]), "overtaken by a later event")
         require(len(end.after.outbox) == 2, "an event was lost")
 
     shipped = EventRow(SINK, "shipped", "x", "null")

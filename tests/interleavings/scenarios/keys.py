@@ -17,9 +17,9 @@ def pick_pick_and_urgent_insert() -> Scenario:
     def check(end: End) -> None:
         picked = [e.id for name in "AB" for e in end.result(name).executions]
         require(len(picked) == 1, "a free key was left, or taken twice")
-        require(picked[0] in (1, FIRST_NEW_ID), "not the first of its line")
+        require(picked[0] in (1, FIRST_NEW_ID), "not the first row of its key")
         if end.is_before("I", "A") and end.is_before("I", "B"):
-            require(picked == [FIRST_NEW_ID], "not the first of its line")
+            require(picked == [FIRST_NEW_ID], "not the first row of its key")
 
     return Scenario(
         name="pick × pick × urgent insert, one key",
@@ -74,7 +74,7 @@ def gate_release_and_pick() -> Scenario:
 def release_and_deliver_to_the_next() -> Scenario:
     """A sender has locked the next row: the session that frees the key waits for it."""
     return Scenario(
-        name="commit(done) × deliver(to the next in line)",
+        name="commit(done) × deliver(to the next row of the key)",
         setup=[
             leased(1, concurrency_key="k", concurrency_slot=0),
             instance(2, concurrency_key="k", gated=True),

@@ -117,7 +117,7 @@ def gate_release_and_pick() -> Scenario:
 def release_and_cancel_of_the_waiting() -> Scenario:
     """The row that waits for the freed slot is cancelled: the one behind it must be admitted."""
     return Scenario(
-        name="commit(done) × cancel(the next in line), which is not gated",
+        name="commit(done) × cancel(next row of the key, not gated)",
         setup=[
             leased(1, concurrency_key="k", concurrency_slot=0),
             instance(2, concurrency_key="k", eligible_at=PAST),

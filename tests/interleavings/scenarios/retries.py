@@ -121,8 +121,8 @@ def retry_and_cancel() -> Scenario:
         if end.is_before("T", "C") and not end.result("K").executions:
             require(answer["was"] == "runnable", "a retried instance was taken for ended")
         if answer["was"] == "cancelled":
-            require(row["status"] in ("runnable", "executing"), "an old cancel stopped what was retried")
-            require(row["cancel_requested_at"] is None, "an old cancel stopped what was retried")
+            require(row["status"] in ("runnable", "executing"), "an old cancel stopped a retried instance")
+            require(row["cancel_requested_at"] is None, "an old cancel stopped a retried instance")
         else:
             require(row["cancel_requested_at"] is not None, "the request was lost")
             require(row["status"] in ("cancelled", "executing"), "an acknowledged cancel did not win")

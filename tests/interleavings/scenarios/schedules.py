@@ -60,7 +60,7 @@ def cron_and_cron() -> Scenario:
     names = ("A", "B")
 
     def check(end: End) -> None:
-        require(len(end.after.instances) == 1, "a slot was not fired once")
+        require(len(end.after.instances) == 1, "a fire time did not fire exactly once")
         require(sum(len(end.result(name)) for name in names) == 1, "not one of them says that it has fired")
         require(_stored(end)["fired_count"] == 1, "fired is not counted")
 
@@ -112,7 +112,7 @@ def cron_and_update() -> Scenario:
     def check(end: End) -> None:
         require(_stored(end)["spec"]["state"] == "new", "the update is lost")
         if _is_committed_before(end, "U", "A fire_schedule"):
-            require(not end.after.instances, "fired what was not due any more")
+            require(not end.after.instances, "fired a time that was no longer due")
 
     return Scenario(
         name="cron × update",
@@ -175,16 +175,16 @@ def cron_and_delete() -> Scenario:
 
 
 def _with(check: Callable[[End], None]) -> Callable[[End], None]:
-    """Whatever happened: the next slot is one of the schedule as it is stored, and no instance has the slot of another."""
+    """In every order: the next fire time belongs to the stored schedule, and each fire time has at most one instance."""
 
     def checked(end: End) -> None:
         check(end)
         stored = _stored(end)
         every = timedelta(minutes=30) if stored["every"] == "00:30:00" else timedelta(hours=1)
         distance = _moment(stored["next_at"]) - _moment(stored["anchor_at"])
-        require(distance % every == timedelta(0), "the next slot is not of this definition")
-        slots = [row["fire_time"] for row in end.after.instances.values()]
-        require(len(set(slots)) == len(slots), "two instances of one slot")
+        require(distance % every == timedelta(0), "the next fire time is not of this definition")
+        fire_times = [row["fire_time"] for row in end.after.instances.values()]
+        require(len(set(fire_times)) == len(fire_times), "two instances of one fire time")
 
     return checked
 
