@@ -1,0 +1,298 @@
+"""The workloads, and how each of them is measured."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from .adapters.adapter import STEPS
+from .program import AdapterError, Program
+from .server import Server, Session
+from .systems import System
+
+__all__ = ["WORKLOADS", "Bench", "Figures", "Workload"]
+
+Figures = dict[str, float]
+"""Operations per second and microseconds of processor time per operation, or milliseconds of latency."""
+
+_POLL: Final = 0.02
+_TIMEOUT: Final = 180.0
+_PROBES: Final = 150
+_LOAD: Final = 1000.0
+"""Jobs per second during `latency under load`; at most half of what the system can do."""
+
+
+class Bench:
+    """The server, the installed systems, and the size of the measurements."""
+
+    def __init__(self, server: Server, home: Path, *, scale: float, rows: int) -> None:
+        self.server = server
+        self.scale = scale
+        self.rows = rows
+        self._home = home
+        self.about: dict[str, dict[str, Any]] = {}
+        """What each adapter says about itself."""
+        self.rates: dict[str, float] = {}
+        """No-op jobs per second of each system, as last measured."""
+
+    def prepare(self, system: System) -> None:
+        """Install the schema of a system in a template database."""
+        self.server.create(template := f"template_{system.name}")
+        with self._program(system, self.server.dsn(template)) as program:
+            self.about[system.name] = program.ask("describe")
+            program.ask("install")
+        with Session(self.server.dsn(template)) as session:
+            self.about[system.name]["schema"] = session.schema_digest()
+
+    def count(self, system: System, share: float = 1.0) -> int:
+        """Return the number of jobs of a measurement."""
+        return max(20, int(system.jobs * share * self.scale))
+
+    @contextmanager
+    def opened(self, system: System, processes: int = 1, database: str = "") -> Iterator[Opened]:
+        """Start processes of a system on a fresh database, or on one that is kept."""
+        with ExitStack() as stack:
+            if not database:
+                self.server.create("measured", f"template_{system.name}")
+                stack.callback(self.server.drop, "measured")
+            dsn = self.server.dsn(database or "measured")
+            session = stack.enter_context(Session(dsn))
+            programs = [stack.enter_context(self._program(system, dsn)) for _ in range(processes)]
+            yield Opened(self, session, programs, self.about[system.name])
+
+    def filled(self, system: System) -> str:
+        """Return a database with `rows` rows that no worker has to run. It is kept for the next run."""
+        name = self.name_of_filled(system)
+        if not self.server.has(name):
+            self.server.create("filling", f"template_{system.name}")
+            with Session(self.server.dsn("filling")) as session:
+                session.execute(self.about[system.name]["fill"].replace(":rows", str(self.rows)))
+                session.execute("vacuum analyze")
+            self.server.rename("filling", name)
+            self.server.checkpoint()
+        return name
+
+    def name_of_filled(self, system: System) -> str:
+        about = self.about[system.name]
+        return f"rows_{system.name}_{about['version']}_{about['schema']}_{self.rows}"
+
+    def _program(self, system: System, dsn: str) -> Program:
+        return Program(system.command(self._home), dsn, self._home / "adapters.log", _TIMEOUT)
+
+
+class Opened:
+    """Running processes of a system on one database."""
+
+    def __init__(
+        self, bench: Bench, session: Session, programs: list[Program], about: dict[str, Any]
+    ) -> None:
+        self.bench = bench
+        self.session = session
+        self.programs = programs
+        self.first = programs[0]
+        self._about = about
+
+    def settle(self) -> None:
+        """Vacuum and write a checkpoint, so that a measurement does not pay for its preparation."""
+        self.session.execute("vacuum analyze")
+        self.bench.server.checkpoint()
+
+    def drain(self, task: str, jobs: int, operations: int) -> Figures:
+        """Start all workers and measure until `jobs` jobs are finished and committed."""
+        stop = self._begin()
+        for program in self.programs:
+            program.send("work", task=task)
+        for program in self.programs:
+            program.receive()
+        self.wait(jobs)
+        while self.session.is_true(self._about["pending"]):
+            time.sleep(_POLL / 4)
+        return stop(operations)
+
+    def call(self, operations: int, op: str, **request: Any) -> Figures:
+        """Measure one request to the first process."""
+        stop = self._begin()
+        self.first.ask(op, **request)
+        return stop(operations)
+
+    def wait(self, jobs: int) -> None:
+        while sum(program.ask("progress")["done"] for program in self.programs) < jobs:
+            time.sleep(_POLL)
+
+    def _begin(self) -> Callable[[int], Figures]:
+        begun = time.monotonic()
+        server, workers = self.session.server_seconds(), self._worker_seconds()
+
+        def stop(operations: int) -> Figures:
+            elapsed = time.monotonic() - begun
+            server_us = (self.session.server_seconds() - server) / operations * 1e6
+            worker_us = (self._worker_seconds() - workers) / operations * 1e6
+            return {
+                "per_second": operations / elapsed,
+                "worker_us": worker_us,
+                "server_us": server_us,
+                "total_us": worker_us + server_us,
+            }
+
+        return stop
+
+    def _worker_seconds(self) -> float:
+        return sum(program.seconds for program in self.programs)
+
+
+def _batch_insert(bench: Bench, system: System) -> Figures | None:
+    if not bench.about[system.name]["has_batches"]:
+        return None
+    count = bench.count(system)
+    with bench.opened(system) as run:
+        run.first.ask("open")
+        run.first.ask("insert", task="noop", count=100)  # connects and prepares the statements
+        run.settle()
+        return run.call(count, "insert", task="noop", count=count)
+
+
+def _single_insert(bench: Bench, system: System) -> Figures | None:
+    count = min(300, bench.count(system))
+    with bench.opened(system) as run:
+        run.first.ask("open")
+        run.first.ask("insert_one", task="noop", count=20)
+        run.settle()
+        return run.call(count, "insert_one", task="noop", count=count)
+
+
+def _jobs(task: str, processes: int = 1, share: float = 1.0) -> Callable[[Bench, System], Figures | None]:
+    """Return the measurement of a backlog of jobs."""
+
+    def measure(bench: Bench, system: System) -> Figures | None:
+        if task not in bench.about[system.name]["tasks"]:
+            return None
+        jobs = bench.count(system, share)
+        with bench.opened(system, processes) as run:
+            run.first.ask("open")
+            run.first.ask("insert", task=task, count=jobs)
+            run.settle()
+            found = run.drain(task, jobs, jobs * (STEPS if task == "chain" else 1))
+        if task == "noop" and processes == 1:
+            bench.rates[system.name] = found["per_second"]
+        return found
+
+    return measure
+
+
+def _fan_out(bench: Bench, system: System) -> Figures | None:
+    if "fan" not in bench.about[system.name]["tasks"]:
+        return None
+    children = bench.count(system, 0.25)
+    with bench.opened(system) as run:
+        run.first.ask("open")
+        run.settle()
+        run.first.ask("insert", task="fan", count=1, value=children)
+        return run.drain("fan", 1, children)
+
+
+def _many_rows(bench: Bench, system: System) -> Figures | None:
+    if "probe" not in bench.about[system.name]["tasks"]:
+        return None  # the bare loop
+    jobs = bench.count(system)
+    with bench.opened(system, database=bench.filled(system)) as run:
+        run.first.ask("open")
+        run.first.ask("insert", task="noop", count=jobs)
+        run.settle()
+        return run.drain("noop", jobs, jobs)
+
+
+def _latency(bench: Bench, system: System) -> Figures | None:
+    """An idle worker; probes from another process, then from its own."""
+    if "probe" not in bench.about[system.name]["tasks"]:
+        return None
+    with bench.opened(system, 2) as run:
+        worker, other = run.programs
+        worker.ask("work")
+        other.ask("open")
+        _probe(other, worker, 10)
+        elsewhere = _probe(other, worker, _PROBES)
+        worker.ask("open")
+        _probe(worker, worker, 10)
+        return _percentiles(elsewhere) | _percentiles(_probe(worker, worker, _PROBES), "same_process_")
+
+
+def _latency_under_load(bench: Bench, system: System) -> Figures | None:
+    if "probe" not in bench.about[system.name]["tasks"]:
+        return None
+    load = min(_LOAD, bench.rates[system.name] / 2)
+    with bench.opened(system, 3) as run:
+        worker, other, loader = run.programs
+        worker.ask("work")
+        other.ask("open")
+        loader.ask("open")
+        _probe(other, worker, 10)
+        loader.send("load", rate=load, seconds=4.0)
+        time.sleep(0.5)
+        found = _percentiles(_probe(other, worker, _PROBES))
+        loader.receive()
+        return found | {"load": load}
+
+
+def _probe(sender: Program, worker: Program, count: int) -> list[float]:
+    found: list[float] = []
+    sender.ask("send", count=count, pause=0.01)
+    give_up = time.monotonic() + 60
+    while len(found) < count:
+        if time.monotonic() > give_up:
+            raise AdapterError(f"{count - len(found)} of {count} probes did not start within 60 s")
+        time.sleep(_POLL)
+        found += worker.ask("latencies")["latencies"]
+    return found
+
+
+def _percentiles(times: list[float], prefix: str = "") -> Figures:
+    cuts = statistics.quantiles(times, n=100)
+    return {f"{prefix}p50_ms": cuts[49], f"{prefix}p99_ms": cuts[98]}
+
+
+def _busy_key(bench: Bench, system: System) -> Figures | None:
+    """Start of a job behind many older rows whose concurrency key is busy."""
+    busy_key = bench.about[system.name].get("busy_key")
+    if not busy_key:
+        return None
+    with bench.opened(system, 2) as run:
+        worker, other = run.programs
+        run.session.execute(busy_key)
+        run.settle()
+        other.ask("open")
+        worker.ask("work")
+        return {"start_s": _probe(other, worker, 1)[0] / 1000}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A workload. `unit` is what an operation is; a latency has none."""
+
+    name: str
+    title: str
+    unit: str
+    measure: Callable[[Bench, System], Figures | None]
+    is_core: bool = False
+    """Whether --quick runs it."""
+
+
+WORKLOADS: Final = (
+    Workload("noop", "no-op jobs", "job", _jobs("noop"), is_core=True),
+    Workload("insert_batch", "batch insert", "row", _batch_insert, is_core=True),
+    Workload("insert_one", "single insert", "row", _single_insert),
+    Workload("chain", f"{STEPS}-step workflow", "step", _jobs("chain", share=0.1), is_core=True),
+    Workload("suspend", "jobs that suspend once", "job", _jobs("suspend"), is_core=True),
+    Workload("fan_out", "fan-out with join", "child", _fan_out),
+    Workload("failures", "1 % failures with a retry", "job", _jobs("flaky")),
+    Workload("limited", "at most 10 at once", "job", _jobs("limited", share=0.3)),
+    Workload("noop4", "no-op jobs, 4 worker processes", "job", _jobs("noop", processes=4), is_core=True),
+    Workload("rows", "no-op jobs beside 5 million rows", "job", _many_rows),
+    Workload("latency", "insert to start, idle", "", _latency, is_core=True),
+    Workload("latency_load", "insert to start, under load", "", _latency_under_load),
+    Workload("busy_key", "start behind 50,000 rows of a busy key", "", _busy_key, is_core=True),
+)
