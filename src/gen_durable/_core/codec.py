@@ -24,7 +24,7 @@ import msgspec.inspect as shapes
 from .._shapes import model_reader, parts
 from ..errors import DecodeError, EncodeError, PayloadTooLargeError
 from .mappings import unknown_key
-from .measure import excess, outside_strings
+from .measure import MAX_GROWTH, excess, outside_strings
 from .roundtrip import change, dump_model, inner_place, is_equal
 
 __all__ = ["MAX_DEPTH", "MAX_DIGITS", "convert", "decode", "encode"]
@@ -64,10 +64,15 @@ def encode(value: Any, type_: Any, what: str, limit: int) -> str:
         raw = _ENCODER.encode(value)
     except _UNREADABLE as error:
         raise EncodeError(what, shape.name, _unwritable(value, error)) from error
-    if size := excess(raw, limit):
-        raise PayloadTooLargeError(what, shape.name, size, limit)
-    if problem := _unstorable(value, raw, shape):
-        raise EncodeError(what, shape.name, problem)
+    if (
+        len(raw) > min(shape.small, limit // MAX_GROWTH)
+        or b"\\u" in raw
+        or (shape.has_null and b"null" in raw)
+    ):
+        if size := excess(raw, limit):
+            raise PayloadTooLargeError(what, shape.name, size, limit)
+        if problem := _unstorable(value, raw, shape):
+            raise EncodeError(what, shape.name, problem)
     try:
         found = shape.decode(raw)
     except (ValueError, TypeError, RecursionError) as error:
@@ -127,6 +132,9 @@ class _Shape(msgspec.Struct, frozen=True):
     """Whether classes are declared in it, to which a mapping can be converted."""
     is_equal_by_text: bool
     """Whether values with equal texts are equal. Not for objects, nor for datetimes with different time zones."""
+    small: int
+    """Up to this number of bytes, a text without Unicode escapes and nulls needs no further checks: it has neither deep
+    nesting nor a long number."""
 
 
 def _shape(type_: Any, what: str, error: type[EncodeError] | type[DecodeError]) -> _Shape:
@@ -144,14 +152,16 @@ def _shape(type_: Any, what: str, error: type[EncodeError] | type[DecodeError]) 
 def _make_shape(type_: Any) -> _Shape:
     kinds = {type(part) for part in parts(type_)}
     foreign = {shapes.CustomType, shapes.RawType}
+    has_foreign = not kinds.isdisjoint(foreign)
     return _Shape(
         name=_name(type_),
         cls=_instance_class(type_),
         decode=model_reader(type_) or msgspec.json.Decoder(type_, dec_hook=_read_foreign).decode,
         has_null=not kinds.isdisjoint({shapes.AnyType, shapes.NoneType, *foreign}),
-        has_foreign=not kinds.isdisjoint(foreign),
+        has_foreign=has_foreign,
         has_objects=not kinds.isdisjoint({shapes.StructType, shapes.DataclassType, shapes.CustomType}),
         is_equal_by_text=kinds.isdisjoint(_NOT_EQUAL_BY_TEXT),
+        small=0 if has_foreign else min(2 * MAX_DEPTH, MAX_DIGITS),
     )
 
 

@@ -10,12 +10,12 @@ import re
 from decimal import Decimal
 from typing import Final
 
-__all__ = ["excess", "outside_strings", "stored_size"]
+__all__ = ["MAX_GROWTH", "excess", "outside_strings", "stored_size"]
 
 # The longest form of a number with an exponent: `5e-324` becomes 326 bytes.
 _LONGEST: Final = 330
 # The largest growth per byte: `1e308,` becomes 311 bytes.
-_GROWTH: Final = 64
+MAX_GROWTH: Final = 64
 # The largest shrinkage: `\u0041` becomes one byte.
 _SHRINKAGE: Final = 6
 _EXPONENT: Final = b"0e"
@@ -31,7 +31,7 @@ _SHORT_ESCAPES: Final = frozenset(b'\b\f\n\r\t"\\')
 
 def excess(raw: bytes, limit: int) -> int | None:
     """Return the stored size if it exceeds `limit` bytes, else `None`. Cheap if it is far from the limit."""
-    if len(raw) * _GROWTH <= limit:
+    if len(raw) * MAX_GROWTH <= limit:
         return None
     if len(raw) > _SHRINKAGE * limit:
         return len(raw)

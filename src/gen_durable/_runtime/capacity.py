@@ -59,7 +59,8 @@ class Capacity:
     def release(self) -> None:
         """Return the capacity of one step. The longest waiter gets it."""
         self._busy -= 1
-        self._serve()
+        if self._waiting:
+            self._serve()
 
     def resize(self, limit: int) -> None:
         """Change the limit. Steps that already run beyond a lower limit continue."""

@@ -37,6 +37,7 @@ __all__ = ["ExecutionRunner"]
 _log: Final = logging.getLogger("gen_durable.worker")
 # Seconds for which ready executions run before other work of the event loop gets its turn.
 _TIME_SLICE: Final = 0.005
+_MAX_RUNNERS: Final = 64
 
 
 class ExecutionRunner:
@@ -80,8 +81,10 @@ class ExecutionRunner:
         self._contextvars = contextvars.copy_context()
         self._in_flight: dict[Lease, InFlight] = {}
         self._ready: deque[InFlight] = deque()
-        # The task that runs the ready executions, until a step suspends.
-        self._runner: asyncio.Task[None] | None = None
+        # The tasks that run ready executions and have not suspended yet.
+        self._runners: set[asyncio.Task[None]] = set()
+        # How many of them to start at once: grows while steps suspend, because each such step needs a task.
+        self._runner_count = 1
         # Executions that have ended and whose leases are still renewed.
         self._ended: list[InFlight] = []
         self._may_chain = True
@@ -227,8 +230,8 @@ class ExecutionRunner:
     def _make_ready(self, one: InFlight) -> None:
         one.phase = Phase.READY
         self._ready.append(one)
-        if self._runner is None:
-            self._start_runner()
+        if not self._runners:
+            self._start_runners()
 
     def _withdraw(self, one: InFlight) -> None:
         """Give up the capacity of a step that has not started, or the wait for it."""
@@ -251,47 +254,45 @@ class ExecutionRunner:
         else:
             one.task.cancel()
 
-    def _start_runner(self) -> None:
-        self._runner = self._loop.create_task(self._run_ready(), context=self._contextvars.copy())
-        self._runner.add_done_callback(self._on_task_ended)
+    def _start_runners(self) -> None:
+        until = time.monotonic() + _TIME_SLICE
+        for _ in range(min(self._runner_count, len(self._ready))):
+            task = self._loop.create_task(self._run_ready(until), context=self._contextvars.copy())
+            task.add_done_callback(self._on_runner_ended)
+            self._runners.add(task)
+            # Called when the task has suspended, or after it has ended.
+            self._loop.call_soon(self._on_runner_suspended, task)
 
-    def _on_task_ended(self, task: asyncio.Task[None]) -> None:
-        if task is self._runner:
-            self._runner = None
+    def _on_runner_suspended(self, task: asyncio.Task[None]) -> None:
+        if task in self._runners:
+            self._runners.discard(task)
+            if not task.done():
+                self._runner_count = min(self._runner_count + 1, _MAX_RUNNERS)
+            if self._ready and not self._runners:
+                self._start_runners()
+
+    def _on_runner_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_bug(error)
-        elif self._ready and self._runner is None:
-            self._start_runner()
 
-    async def _run_ready(self) -> None:
+    async def _run_ready(self, until: float) -> None:
         """Run ready executions one after the other, until a step suspends or the time slice is used up."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - this is a coroutine
-        # Called when this task has suspended, or after it has ended.
-        self._loop.call_soon(self._on_suspended, task)
-        end = time.monotonic() + _TIME_SLICE
         try:
             while self._ready:
                 one = self._ready.popleft()
                 running.set(one.execution)
                 variables = contextvars.copy_context()
                 await self._run_step(one, task)
-                if (
-                    self._runner is not task
-                    # The next step must not see what this one has left.
-                    or contextvars.copy_context() != variables
-                    or task.cancelling()
-                    or time.monotonic() > end
-                ):
+                if task not in self._runners:
+                    return
+                self._runner_count = 1
+                # The next step must not see what this one has left.
+                if contextvars.copy_context() != variables or task.cancelling() or time.monotonic() > until:
                     return
         finally:
             self.on_capacity_freed()
-
-    def _on_suspended(self, task: asyncio.Task[None]) -> None:
-        if task is self._runner:
-            self._runner = None
-            if self._ready:
-                self._start_runner()
 
     async def _run_step(self, one: InFlight, task: asyncio.Task[Any]) -> None:
         execution = one.execution
@@ -479,8 +480,6 @@ class ExecutionRunner:
 
     def _report(self, one: InFlight, entry: CommitEntry, result: CommitResult) -> None:
         execution, telemetry = one.execution, self._telemetry
-        if isinstance(result, Committed):
-            self._log_committed(execution, entry, result)
         if isinstance(result, Stale):
             if not result.is_given_up and not one.is_lost:
                 self._log_lost(execution)
@@ -489,7 +488,12 @@ class ExecutionRunner:
                     id=execution.id, fsm=execution.fsm, step=execution.step, step_seq=execution.step_seq + 1
                 )
             )
-        elif entry.started is not None and telemetry.is_wanted(StepStop):
+            return
+        if isinstance(result, Committed) and (
+            entry.log_line is not None or result.refused or result.status == "failed"
+        ):
+            self._log_committed(execution, entry, result)
+        if entry.started is not None and telemetry.is_wanted(StepStop):
             telemetry.emit(
                 StepStop(
                     duration=timedelta(seconds=one.seconds),

@@ -96,8 +96,9 @@ class Flusher:
 
     def submit(self, entry: CommitEntry, acknowledge: Acknowledge) -> None:
         """Commit an outcome without an effect with the next batch, then call `acknowledge`."""
+        if not self._waiting:
+            self._arrived.set()
         self._waiting.append((entry, acknowledge))
-        self._arrived.set()
 
     async def run(self) -> None:
         """Commit outcomes until cancelled."""
