@@ -107,7 +107,7 @@ class Spin(Machine[None, None]):
     """Continues forever, without delays."""
 
     @step
-    async def turn(self, ctx: Context[None]) -> Outcome[None]:
+    async def run(self, ctx: Context[None]) -> Outcome[None]:
         return Retry()
 
 
