@@ -11,12 +11,13 @@ import pytest
 
 from gen_durable import AsyncClient, RateLimit, Settings, Spec, Sql, Status
 from gen_durable._core.model import Committed, DeadLetter, EventRow, Execution, Stale
-from gen_durable._db import admission, lease
+from gen_durable._db import admission, lease, pick
 from gen_durable._db.pool import Database
 from gen_durable._db.signals import deliver
 from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.maintenance.deadlines import Deadlines
 from gen_durable._runtime.maintenance.reaper import Reaper
+from gen_durable._runtime.pick_source import FromQueue
 from gen_durable._runtime.wake import Wakes
 from gen_durable.telemetry import Telemetry
 from tests.clients.machines import Checkout, Order
@@ -296,6 +297,25 @@ async def test_opening_a_client_is_four_statements(wire: Wire) -> None:
         async with AsyncClient(wire.dsn):
             pass
     assert sent == [BEGIN, "is_there", "version", COMMIT]
+
+
+async def test_pick_costs_a_second_statement_when_it_first_meets_a_key(
+    wire: Wire, database: Database
+) -> None:
+    source = FromQueue("default")
+
+    async def lease(count: int) -> list[str]:
+        request = pick.PickRequest((["A"], [1]), count, 7, "worker", pick.Leases(LEASE))
+        with wire.counted() as sent:
+            assert len((await database.run(source.pick(request))).executions) == count
+        return sent
+
+    await inserted(database, *[new(concurrency_key=f"k{number % 9}") for number in range(9)])
+    await inserted(database, *[new() for _ in range(9)])
+    assert await lease(3) == ["pick", "pick_with_admission"]
+    assert await lease(6) == ["pick_with_admission"]
+    assert await lease(3) == ["pick_with_admission"]
+    assert await lease(6) == ["pick"]
 
 
 async def test_gating_a_busy_key_is_two_statements_in_a_transaction(wire: Wire, database: Database) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from typing import Any
 
 import pytest
 
 from gen_durable._db import migrate
-from gen_durable._db.plan import Script, in_schema
+from gen_durable._db.plan import Script, in_schema, read
 from gen_durable._schema import migrate_schema
 from tests.db.statement_files import all_statements
 
@@ -69,4 +70,23 @@ def test_every_parameter_is_cast_wherever_it_is_used() -> None:
         for number in re.findall(r"\$(\d+)(?!\d|::)", statement.text)
     ]
     # Each use is compared with a text column.
-    assert set(bare) == {("pick.sql", "pick", "queue"), ("pick.sql", "pick_by_machine", "queue")}
+    assert set(bare) == {
+        ("pick.sql", name, "queue") for name in ("pick", "pick_with_admission", "pick_by_machine")
+    }
+
+
+@pytest.mark.parametrize("file", ["pick.sql", "admission.sql"])
+def test_every_part_is_whole_ctes_or_a_whole_query(file: str) -> None:
+    """So each part can be read, and tried in psql, without the others."""
+    sections = re.split(r"^-- (name|part): (\w+)\n", read(file), flags=re.MULTILINE)[1:]
+    parts = {
+        name: re.sub(r"--[^\n]*", "", body).strip()
+        for kind, name, body in zip(sections[::3], sections[1::3], sections[2::3], strict=True)
+        if kind == "part"
+    }
+    assert parts
+    for name, body in parts.items():
+        assert re.match(r"\w+ as (materialized )?\(|select ", body), name
+        depths = list(accumulate({"(": 1, ")": -1}.get(character, 0) for character in body))
+        assert min(depths) >= 0, name
+        assert depths[-1] == 0, name

@@ -62,17 +62,26 @@ def reap_execution(id: int, lease_token: int, step_seq: int = 0) -> Work:
     )
 
 
-def lease_some(token: int, demand: int = 10, worker: str = WORKER) -> Work:
-    """A pick; by default by the worker whose leases expired, with a new token."""
+def lease_some(token: int, demand: int = 10, worker: str = WORKER, *, admits: bool = False) -> Work:
+    """A pick; by default by the worker whose leases expired, with a new token.
+
+    With `admits`, without the statement for rows that need no admission.
+    """
+    choose = pick.pick_with_admission if admits else pick.pick
 
     def plan() -> Plan[pick.Picked]:
-        picked = yield from pick.pick(
+        picked = yield from choose(
             QUEUE, pick.PickRequest(MACHINES, demand, token, worker, pick.Leases(LEASE))
         )
         loaded = yield from pick.load(picked.executions)
         return msgspec.structs.replace(picked, executions=loaded)
 
     return autocommit(lambda _: plan())
+
+
+def admit_some(token: int, demand: int = 10) -> Work:
+    """A pick from a queue that is known to have keys or limits."""
+    return lease_some(token, demand, admits=True)
 
 
 def commit_picked(kind: Any) -> Work:

@@ -138,6 +138,7 @@ def _check_keys(world: World) -> None:
         taken = [row["concurrency_slot"] for row in line if row["status"] == "executing"]
         limit = world.slots.get(key.partition(":")[0])
         slots, holders = limit or 1, len(taken)
+        require(None not in taken, "leased without a slot")
         require(len(set(taken)) == holders, "two executions in one slot")
         # Executions above a lowered limit may finish; scenarios lower limits from two.
         require(holders <= (1 if limit is None else max(limit, 2)), "two executions of one key")

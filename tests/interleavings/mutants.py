@@ -609,6 +609,14 @@ LOCKS = [
 
 KEYS = [
     Mutant(
+        name="pick leases rows that need admission",
+        scenario=keys.plain_picks(),
+        reason="leased without a slot",
+        changes=[
+            Change("pick", "where not exists (select from candidates where candidates.needs_admission)", "")
+        ],
+    ),
+    Mutant(
         name="no unique index on the slot",
         scenario=keys.pick_pick_and_urgent_insert(),
         reason="two executions in one slot",
@@ -618,7 +626,7 @@ KEYS = [
         name="pick does not check the number of slots of a key",
         scenario=keys.pick_pick_and_urgent_insert(),
         reason="two executions of one key",
-        changes=[Change("pick", "limit key_capacity.free) head", "limit 10) head")],
+        changes=[Change("pick_with_admission", "limit key_capacity.free) head", "limit 10) head")],
     ),
     Mutant(
         name="gate does not lock the holders",
@@ -689,7 +697,9 @@ LIMITS = [
         reason="error: duplicate key value violates unique constraint",
         changes=[
             Change(
-                "pick", "holder.concurrency_slot = series.number limit 1) is null", "false limit 1) is null"
+                "pick_with_admission",
+                "holder.concurrency_slot = series.number limit 1) is null",
+                "false limit 1) is null",
             )
         ],
     ),
@@ -697,7 +707,7 @@ LIMITS = [
         name="pick does not count the surplus of a lowered limit",
         scenario=limits.lower_and_pick(),
         reason="more executions than a limit that was lowered allows",
-        changes=[Change("pick", "greatest(slots.count - held.count, 0)", "slots.count")],
+        changes=[Change("pick_with_admission", "greatest(slots.count - held.count, 0)", "slots.count")],
     ),
     Mutant(
         name="ungate assumes that a waiting row exists",

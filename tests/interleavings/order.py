@@ -188,7 +188,10 @@ class Order:
                 self._refused.pop(0)
 
     async def _lose(self, session: Session, error: StatementError) -> None:
-        is_race = error.sqlstate in _NAMES or (error.sqlstate, session.next_step) == ("23505", "pick")
+        is_race = error.sqlstate in _NAMES or (error.sqlstate, session.next_step) == (
+            "23505",
+            "pick_with_admission",
+        )
         if not is_race or len(session.refusals) == _RETRIES:
             raise error
         await session.start_again(error)

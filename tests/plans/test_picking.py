@@ -47,7 +47,7 @@ async def test_keyed_rows_are_admitted_by_index(explainer: Explainer) -> None:
         "update gen_durable.gen_durable set status = 'done', lease_token = null, concurrency_slot = null"
         " where concurrency_slot = 0 and id % 400 < 200"
     )
-    picked, (found,) = await explainer.run(
+    picked, (_, found) = await explainer.run(
         pick.pick("keyed", pick.PickRequest(MACHINES, 1000, 7, "worker", LEASES))
     )
     assert picked.executions

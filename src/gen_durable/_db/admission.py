@@ -12,19 +12,19 @@ from .plan import Plan, statements
 __all__ = [
     "defer_throttled",
     "gate",
+    "may_have_more",
     "pull_forward",
     "stuck_keys",
     "ungate",
-    "with_more_rows",
 ]
 
 _SQL = statements("admission.sql")
-# How many rows of one key or bucket one transaction gates or defers; the same number is in the statements.
+# How many rows one statement gates or defers; the same number is in the statements.
 _CHUNK: Final = 1000
 
 
 def gate(keys: Sequence[str], *, wait_for_holders: bool = True) -> Plan[Counter[str]]:
-    """Gate due rows of busy keys, one chunk per key; return how many of each key. Needs a transaction.
+    """Gate due rows of busy keys, one chunk in all; return how many of each key. Needs a transaction.
 
     The holders of the keys stay locked until the commit. A holder that ends before that lock has freed its slot; one
     that ends after the commit ungates the next row. For each free slot, the first row of the key is locked instead and
@@ -48,7 +48,7 @@ def gate(keys: Sequence[str], *, wait_for_holders: bool = True) -> Plan[Counter[
 
 
 def defer_throttled(throttled: Sequence[Throttled], machines: Machines | None) -> Plan[Counter[str]]:
-    """Move due rows of empty buckets to the time when they get tokens, one chunk per bucket; return how many of each.
+    """Move due rows of empty buckets to the time when they get tokens, one chunk in all; return how many of each.
 
     Needs a transaction.
     """
@@ -65,9 +65,9 @@ def defer_throttled(throttled: Sequence[Throttled], machines: Machines | None) -
     return deferred
 
 
-def with_more_rows(counts: Counter[str]) -> set[str]:
-    """The keys or buckets that may have more rows than the chunk that was gated or deferred."""
-    return {key for key, count in counts.items() if count >= _CHUNK}
+def may_have_more(counts: Counter[str]) -> bool:
+    """Whether the keys or buckets may have more rows than the chunk that was gated or deferred."""
+    return counts.total() >= _CHUNK
 
 
 def ungate(keys: Sequence[str]) -> Plan[set[str]]:

@@ -5,42 +5,52 @@
 -- hold their slots under the lock. A holder that is ending is waited for, and then its slot is free. The limits are locked FOR
 -- SHARE: a change of a limit is either visible here, or comes later and ungates.
 -- Locks: limits by name; holders, ids descending.
-{holders}     for no key update
-{free_slots}
--- name: lock_free_holders
--- The same without waiting for holders that another transaction keeps locked: their slots count as free. This may leave a slot
--- idle until the next execution of the key ends (two holders that end at once do not see each other), so it is the fallback only.
-{holders}     for no key update skip locked
-{free_slots}
--- part: holders
--- The limits and the holders of these keys, in lock order.
-with slots as materialized (
-  select l.name, l.slots from gen_durable.limits l
-   where l.kind = 'concurrency' and l.name in (select split_part(keys.key, ':', 1) from unnest(:keys::text[]) as keys (key))
-   order by l.name
-     for share
-), holders as materialized (
+with {slots}, holders as materialized (
   select g.concurrency_key as key
     from gen_durable.gen_durable g
    where g.concurrency_key = any (:keys::text[]) and g.concurrency_slot is not null
    order by g.id desc
+     for no key update
+)
+{free_slots}
+
+-- name: lock_free_holders
+-- The same without waiting for holders that another transaction keeps locked: their slots count as free. This may leave a slot
+-- idle until the next execution of the key ends (two holders that end at once do not see each other), so it is the fallback only.
+with {slots}, holders as materialized (
+  select g.concurrency_key as key
+    from gen_durable.gen_durable g
+   where g.concurrency_key = any (:keys::text[]) and g.concurrency_slot is not null
+   order by g.id desc
+     for no key update skip locked
+)
+{free_slots}
+
+-- part: slots
+-- The limits of these keys, by name.
+slots as materialized (
+  select l.name, l.slots from gen_durable.limits l
+   where l.kind = 'concurrency' and l.name in (select split_part(keys.key, ':', 1) from unnest(:keys::text[]) as keys (key))
+   order by l.name
+     for share
+)
 
 -- part: free_slots
 -- The number of free slots of each key.
-)
 select keys.key, greatest(coalesce((select slots.slots from slots where slots.name = split_part(keys.key, ':', 1)), 1)
                           - (select count(*) from holders where holders.key = keys.key), 0)::int as free
   from unnest(:keys::text[]) as keys (key)
 
 -- name: gate
--- Second statement of gating: take the due rows of busy keys out of the pick index, at most 1000 per key and call, so that they
--- do not fill the picks. The transaction that frees a slot ungates the next row. SKIP LOCKED.
+-- Second statement of gating: take the due rows of busy keys out of the pick index, at most 1000 per call, so that they do not
+-- fill the picks. The transaction that frees a slot ungates the next row. SKIP LOCKED.
 with blocked as materialized (
   select row.id from unnest(:keys::text[]) as busy (key) cross join lateral (
     select g.id from gen_durable.gen_durable g
      where g.status = 'runnable' and g.concurrency_key = busy.key and not g.gated and g.eligible_at <= statement_timestamp()
      order by g.priority, g.eligible_at, g.id limit 1000
        for no key update skip locked) row
+   limit 1000
 )
 update gen_durable.gen_durable g set gated = true
   from blocked where g.id = blocked.id
@@ -69,6 +79,7 @@ with key_heads as materialized (
        and (g.priority, g.eligible_at, g.id) > (key_heads.priority, key_heads.eligible_at, key_heads.id)
      order by g.priority, g.eligible_at, g.id limit 1000
        for no key update skip locked) row
+   limit 1000
 )
 update gen_durable.gen_durable g set gated = true
   from blocked where g.id = blocked.id
@@ -79,7 +90,7 @@ returning g.concurrency_key
 select queue from gen_durable.ungate(:keys::text[]) as queue
 
 -- name: defer_throttled
--- Defer the due rows of exhausted buckets to their turns, at most 1000 per bucket and queue and call. Returns the number of each.
+-- Defer the due rows of exhausted buckets to their turns, and stop at 1000 rows. Returns the number of each.
 select key, count from gen_durable.defer_throttled(:keys::text[], :queues::text[], :fsms::text[], :versions::int[])
 
 -- name: pull_forward

@@ -1,72 +1,63 @@
 -- Lease due rows, and load what their steps read: inboxes and children.
 --
--- Every pick returns one row per leased instance. It also reports rows that it could not lease, with lease_token null:
---   * one row per concurrency key without a free slot, so that admission can gate the key;
---   * one row per exhausted rate limit bucket and queue, so that admission can defer its rows;
---   * one row (id only) if a rate-limited row has to wait for free capacity of the worker;
---   * one empty row if machines of other workers occupy the head of the queue (pick, pick_by_machine).
+-- A pick consists of CTEs, in three groups:
+--   picking    which due rows, in which order: `candidates`, locked one by one with SKIP LOCKED
+--   admission  which of them have a slot of their concurrency key and tokens of their rate limit: `granted`
+--   leasing    `leased`, `audited`
+-- `pick` has no admission: it leases nothing if a candidate needs it. The other picks have all three groups.
+--
+-- The column `kind` says what a row of the result is:
+--   leased             a leased instance; `details` is a JSON array of columns that most instances do not use
+--   needs_admission    a candidate has a concurrency key or a rate limit; `pick` has leased nothing
+--   denied             a concurrency key without a free slot, and its first candidate; `details` is the key. Gate it.
+--   throttled          a rate limit bucket with too few tokens; `details` is [bucket, wanted, granted]. Defer its rows.
+--   awaiting_capacity  a row with a rate limit waits for free capacity of the worker
+--   foreign_head       machines of other workers occupy the head of the queue: use pick_by_machine
 
 -- name: pick
--- Lease up to :demand due rows of one queue, ordered by priority, then by eligible_at. One statement; a paused queue is empty.
--- Locks: SKIP LOCKED, so it never waits for a row; take_tokens() waits for buckets, in the order of their keys.
+-- Lease up to :demand due rows of one queue, ordered by priority, then by eligible_at, if none of them needs admission. A paused
+-- queue is empty. Locks: SKIP LOCKED, so it never waits. Cost: an empty queue costs one index probe.
+with recursive {moment}, {priorities}, {due_candidates}, {foreign_head}, granted as (
+  select candidates.id, candidates.position, null::smallint as slot, null::timestamptz as granted_at
+    from candidates where not exists (select from candidates where candidates.needs_admission)
+), {leased}, {audited}, {needs_admission}, notices as (
+  select * from needs_admission union all select * from foreign_head
+)
+{result}
+
+-- name: pick_with_admission
+-- The same for rows with concurrency keys and rate limits. Locks: take_tokens() waits for buckets, in the order of their keys.
 -- Guard: a row with a concurrency key needs a free slot for each due row of the key up to it, gated and locked rows included. Two
 -- pickers can still choose the same slot if a more urgent row was committed between their snapshots. The unique index on
 -- (concurrency_key, concurrency_slot) rejects the second, and its pick runs again.
--- Cost: an empty queue costs one index probe. A skip scan visits each priority once, so future rows cost one probe per priority.
---   * Literal limits inside, :demand outside: a parameter as the only limit is planned as a tenth of the table. Rows are read,
---     and so locked, one by one, at most :demand of them.
---   * `nullif(...) is not null` makes the planner assume that most rows belong to the registered machines, so it reads the
---     index in order and stops early. A plain condition becomes a join with few expected rows: all due rows are read and sorted.
---   * Rows with deleted_at are never leased, even if they are still runnable (see end_deleted).
--- eligible_at is returned as a number: drivers cannot represent every timestamp.
-{priorities}
-), candidates as materialized (
-  select * from (
-    select due.* from priority cross join lateral (
-      select g.id, g.fsm, g.step, g.priority, g.eligible_at, g.concurrency_key, g.rate_limit, g.weight, g.rate_turn_at, g.queue
-        from gen_durable.gen_durable g
-       where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority = priority.value
-         and g.eligible_at <= (select now from moment) and g.deleted_at is null
-         and nullif((g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[])), false) is not null
-       order by g.eligible_at, g.id limit 1000
-         for no key update skip locked) due
-     limit 1000) first
-  limit :demand::int
-{foreign_head}
-{lease}
-{foreign_head_row}
+with recursive {moment}, {priorities}, {due_candidates}, {foreign_head}, {slots}, {tokens}, {leased}, {audited},
+     {needs_admission}, {refused}, notices as (
+  select * from needs_admission union all select * from refused union all select * from foreign_head
+)
+{result}
 
 -- name: pick_by_machine
--- Lease the same rows in the same order as `pick`, for a queue whose head belongs to machines that are not registered here:
--- it does not read their rows. It costs more than `pick` in other queues, and its cost grows with the number of machines. It
--- returns no empty row once the head of the queue belongs to registered machines; then `pick` is used again.
-{priorities}
-), group_heads as (
+-- Lease the same rows in the same order, in a queue whose head belongs to machines that are not registered here: it does not
+-- read their rows. It costs more than `pick` in other queues: one probe per machine and priority. It reports no foreign_head once
+-- the head of the queue belongs to registered machines; then `pick` is used again.
+with recursive {moment}, {priorities}, group_heads as (
   select machine.fsm, :queue as queue, machine.version, first.priority, first.eligible_at, first.id
-    from unnest(:fsms::text[], :versions::int[]) as machine (fsm, version) cross join lateral (
+    from priority cross join unnest(:fsms::text[], :versions::int[]) as machine (fsm, version) cross join lateral (
       select g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
-       where g.status = 'runnable' and not g.gated
-         and g.fsm collate "C" = machine.fsm and g.queue = :queue and g.fsm_version = machine.version
-       order by g.priority, g.eligible_at, g.id limit 1) first
-   where exists (select from priority)                    -- no priorities: the queue is paused
-  union all
-  select h.fsm, h.queue, h.version, next.priority, next.eligible_at, next.id from group_heads h cross join lateral (
-    select g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
-     where g.status = 'runnable' and not g.gated
-       and g.fsm collate "C" = h.fsm and g.queue = h.queue and g.fsm_version = h.version and g.priority > h.priority
-     order by g.priority, g.eligible_at, g.id limit 1) next
-{merge_groups}
-{foreign_head}
-{lease}
-{foreign_head_row}
+       where g.status = 'runnable' and not g.gated and g.fsm collate "C" = machine.fsm and g.queue = :queue
+         and g.fsm_version = machine.version and g.priority = priority.value
+       order by g.eligible_at, g.id limit 1) first
+), {merged_candidates}, {foreign_head}, {slots}, {tokens}, {leased}, {audited},
+     {needs_admission}, {refused}, notices as (
+  select * from needs_admission union all select * from refused union all select * from foreign_head
+)
+{result}
 
 -- name: pick_by_prefix
 -- Lease due rows of all machines whose name is in [:low, :high), in all queues that are not paused, in the order of `pick`.
 -- :fsms null: also machines that are not registered here. The cost grows with the number of machines and :reach, not with the
 -- number of rows.
-with recursive moment as materialized (
-  select statement_timestamp() as now
-), walked as (
+with recursive {moment}, walked as (
   (select g.fsm, g.queue, g.fsm_version as version, g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
     where g.status = 'runnable' and not g.gated and g.fsm collate "C" >= :low::text and g.fsm collate "C" < :high::text
     order by g.fsm collate "C", g.queue, g.fsm_version, g.priority, g.eligible_at, g.id limit 1)
@@ -81,35 +72,81 @@ with recursive moment as materialized (
   select * from walked
    where (:fsms::text[] is null or (walked.fsm, walked.version) in (select * from unnest(:fsms::text[], :versions::int[])))
      and walked.queue <> all (array(select q.name from gen_durable.queues q where q.is_paused))
-{merge_groups}
-{lease}
+), {merged_candidates}, {slots}, {tokens}, {leased}, {audited}, {needs_admission}, {refused}, notices as (
+  select * from needs_admission union all select * from refused
+)
+{result}
+
+-- part: moment
+moment as materialized (
+  select statement_timestamp() as now
+)
 
 -- part: priorities
--- The priorities of the queue with the first row of each, by a skip scan. foreign_head starts at these rows, so it does not read
--- index entries of rows that have left the head and are not vacuumed yet. The candidates do not start there: with a second bound
--- the planner expects few rows, reads all of them and sorts.
-with recursive moment as materialized (
-  select statement_timestamp() as now
-), priority as (
-  (select g.priority as value, g.eligible_at as since, g.id as first from gen_durable.gen_durable g
+-- The priorities of the queue with the first row of each.
+--   scanned    by a skip scan: one probe per priority, also for priorities of future rows. The scan stops after 100 priorities,
+--              unless the queue has many due rows.
+--   due_rows   the due rows of such a queue, at most 10,001; read only if the scan has come to 100 priorities
+--   priority   the scanned priorities, and then those of the due rows. Priority 0 is not in the index of due_rows.
+-- A pick reads only as many priorities as it needs for its rows.
+scanned as (
+  (select 1 as number, g.priority as value, g.eligible_at as since, g.id as first from gen_durable.gen_durable g
     where g.status = 'runnable' and not g.gated and g.queue = :queue
       and not exists (select from gen_durable.queues q where q.name = :queue and q.is_paused)
     order by g.priority, g.eligible_at, g.id limit 1)
   union all
-  select next.* from priority cross join lateral (
+  select scanned.number + 1, next.* from scanned cross join lateral (
     select g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
-     where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority > priority.value
+     where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority > scanned.value
      order by g.priority, g.eligible_at, g.id limit 1) next
+   where scanned.number < 100 or (select count(*) from due_rows) > 10000
+), due_rows as materialized (
+  select g.priority from gen_durable.gen_durable g
+   where g.status = 'runnable' and not g.gated and g.priority <> 0 and g.queue = :queue
+     and g.eligible_at <= (select now from moment)
+   order by g.eligible_at limit 10001
+), priority as (
+  select scanned.value, scanned.since, scanned.first from scanned
+  union all
+  select later.value, timestamptz '-infinity', 0 from (
+    select due_rows.priority as value from due_rows union select 0 order by value) later
+   where later.value > (select max(scanned.value) from scanned having count(*) >= 100)
+)
 
--- part: merge_groups
+-- part: due_candidates
+--   * Literal limits inside, :demand outside: a parameter as the only limit is planned as a tenth of the table. Rows are read,
+--     and so locked, one by one, at most :demand of them.
+--   * `nullif(...) is not null` makes the planner assume that most rows belong to the registered machines, so it reads the
+--     index in order and stops early. A plain condition becomes a join with few expected rows: all due rows are read and sorted.
+--   * The rows of one priority do not start at priority.since: with a second bound the planner expects few rows as well.
+--   * Rows with deleted_at are never leased, even if they are still runnable (see end_deleted).
+candidates as materialized (
+  select first.*, row_number() over () as position from (
+    select * from (
+      select due.* from priority cross join lateral (
+        select g.id, g.fsm, g.step, g.priority, g.eligible_at, g.concurrency_key, g.rate_limit, g.weight, g.rate_turn_at, g.queue,
+               g.concurrency_key is not null or g.rate_limit is not null as needs_admission
+          from gen_durable.gen_durable g
+         where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority = priority.value
+           and g.eligible_at <= (select now from moment) and g.deleted_at is null
+           and nullif((g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[])), false) is not null
+           and nullif(g.concurrency_key = any (:passed_keys::text[]) is true, true) is not null
+           and nullif(g.rate_limit = any (:passed_buckets::text[]) is true, true) is not null
+         order by g.eligible_at, g.id limit 1000
+           for no key update skip locked) due
+       limit 1000) bounded
+    limit :demand::int) first
+)
+
+-- part: merged_candidates
 -- Merge the groups. A group is the due rows of one machine, version, queue and priority, ordered by eligible_at.
---   group_heads  the first row of every group, by a skip scan (defined by the pick)
+--   group_heads  the first row of every group (defined by the pick)
 --   near_groups  the first :reach groups by their heads: no other group contains one of the first :reach rows
 --   sample       some rows of each group, in all twice :reach per priority
 --   cutoff       the :reach-th row of the sample: rows behind it are not read. Without it, :reach rows of each group are read.
 --   nearest      the first :reach rows. :reach exceeds :demand, because other sessions may have locked some of them.
 --   candidates   the nearest rows that are not locked, at most :demand; they are locked one by one in this order
-), near_groups as materialized (
+near_groups as materialized (
   select first.*, count(*) over (partition by first.priority) as count from (
     select h.fsm, h.queue, h.version, h.priority from group_heads h where h.eligible_at <= (select now from moment)
      order by h.priority, h.eligible_at, h.id limit :reach::int) first
@@ -120,6 +157,8 @@ with recursive moment as materialized (
        where g.status = 'runnable' and not g.gated
          and g.fsm collate "C" = near_groups.fsm and g.queue = near_groups.queue and g.fsm_version = near_groups.version
          and g.priority = near_groups.priority and g.eligible_at <= (select now from moment)
+         and nullif(g.concurrency_key = any (:passed_keys::text[]) is true, true) is not null
+         and nullif(g.rate_limit = any (:passed_buckets::text[]) is true, true) is not null
        order by g.eligible_at, g.id limit 1000) first
     limit 2 * :reach::int / near_groups.count + 1) due
    where near_groups.count > 1
@@ -136,25 +175,31 @@ with recursive moment as materialized (
          and g.eligible_at <= coalesce(
                (select case when cutoff.priority = near_groups.priority then cutoff.eligible_at end from cutoff),
                (select now from moment))
+         and nullif(g.concurrency_key = any (:passed_keys::text[]) is true, true) is not null
+         and nullif(g.rate_limit = any (:passed_buckets::text[]) is true, true) is not null
        order by g.eligible_at, g.id limit 1000) first
     limit :reach::int) due
    where not exists (select from cutoff where near_groups.priority > cutoff.priority)
    order by due.priority, due.eligible_at, due.id limit :reach::int
 ), candidates as materialized (
-  select * from (
-    select free.* from nearest cross join lateral (
-      select g.id, g.fsm, g.step, g.priority, g.eligible_at, g.concurrency_key, g.rate_limit, g.weight, g.rate_turn_at, g.queue
-        from gen_durable.gen_durable g
-       where g.id = nearest.id and g.status = 'runnable' and not g.gated and g.eligible_at <= (select now from moment)
-         and g.deleted_at is null
-         for no key update skip locked) free
-    limit 1000) first
-  limit :demand::int
+  select first.*, row_number() over () as position from (
+    select * from (
+      select free.* from nearest cross join lateral (
+        select g.id, g.fsm, g.step, g.priority, g.eligible_at, g.concurrency_key, g.rate_limit, g.weight, g.rate_turn_at, g.queue,
+               g.concurrency_key is not null or g.rate_limit is not null as needs_admission
+          from gen_durable.gen_durable g
+         where g.id = nearest.id and g.status = 'runnable' and not g.gated and g.eligible_at <= (select now from moment)
+           and g.deleted_at is null
+           for no key update skip locked) free
+      limit 1000) bounded
+    limit :demand::int) first
+)
 
 -- part: foreign_head
--- One row if the first due row of the queue, and more than 20 of the first 50, belong to machines that are not registered here.
-), foreign_head as (
-  select from (
+-- One row if the first due row of the queue, and more than 20 of the first 50, belong to machines that are not registered here. It
+-- starts at priority.since, so it does not read index entries of rows that have left the head and are not vacuumed yet.
+foreign_head as (
+  select 'foreign_head' as kind, null::bigint as id, null as fsm, null as step, null as queue, null as details from (
     select head.* from priority cross join lateral (
       select g.priority, g.fsm, g.fsm_version from gen_durable.gen_durable g
        where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority = priority.value
@@ -168,32 +213,21 @@ with recursive moment as materialized (
                and g.eligible_at <= (select now from moment)
              order by g.eligible_at, g.id limit 50) near
            where (near.fsm, near.fsm_version) not in (select * from unnest(:fsms::text[], :versions::int[]))) > 20
+)
 
--- part: foreign_head_row
-union all
-select null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
-       null, null, null, null, null, null
-  from foreign_head
-
--- part: lease
--- Lease the candidates. For concurrency keys:
---   key_capacity     per key: free slots, held slots, and the last candidate. If a limit was lowered, the executions above it
---                    still count as held.
---   key_heads        the first due rows of each key up to its last candidate, as many as slots are free; gated and locked rows too
---   free_slots       per key: the numbers of free slots. Among as many numbers as slots are held and wanted, enough are free.
---   slot_assignment  the n-th row of a key gets its n-th free slot
---   slotted          the candidates with their slots
--- For rate limits:
---   awaiting_capacity  the first candidate that needs tokens but is behind :capacity others. The pick stops before it: tokens are
---                      for starts, so a row that needs tokens is not leased ahead of the worker's capacity.
---   token_grants     take_tokens() grants a prefix of the rows of each bucket, under the lock of the bucket. leased_at is the
---                    moment of the grant.
-), key_capacity as materialized (
+-- part: slots
+-- Slots of concurrency keys.
+--   key_capacity  per key: free slots, held slots, and the last candidate. If a limit was lowered, the executions above it still
+--                 count as held.
+--   key_heads     the first due rows of each key up to its last candidate, as many as slots are free; gated and locked rows too
+--   free_slots    per key: the numbers of free slots. Among as many numbers as slots are held and wanted, enough are free.
+--   slotted       the candidates with their slots: the n-th row of a key gets its n-th free slot
+key_capacity as materialized (
   select last.*, least(greatest(slots.count - held.count, 0), 32767) as free, held.count as held
     from (select distinct on (candidates.concurrency_key) candidates.concurrency_key as key, candidates.priority,
                  candidates.eligible_at, candidates.id
             from candidates where candidates.concurrency_key is not null
-           order by candidates.concurrency_key, candidates.priority desc, candidates.eligible_at desc, candidates.id desc) last
+           order by candidates.concurrency_key, candidates.position desc) last
    cross join lateral (
      select coalesce((select l.slots from gen_durable.limits l
                        where l.kind = 'concurrency' and l.name = split_part(last.key, ':', 1)), 1) as count) slots
@@ -217,51 +251,64 @@ select null, null, null, null, null, null, null, null, null, null, null, null, n
                     where holder.concurrency_key = wanted.key and holder.concurrency_slot = series.number limit 1) is null
             order by series.number) as numbers
     from (select key_heads.key, max(key_heads.held) + count(*)::int as count from key_heads group by key_heads.key) wanted
-), slot_assignment as materialized (
-  select key_heads.id, free_slots.numbers[key_heads.position] as number
-    from key_heads join free_slots on free_slots.key = key_heads.key
 ), slotted as materialized (
-  select candidates.*, slot_assignment.number as slot,
-         candidates.concurrency_key is null or slot_assignment.id is not null as has_slot
-    from candidates left join slot_assignment on slot_assignment.id = candidates.id
-), awaiting_capacity as materialized (
-  select first.priority, first.eligible_at, first.id from (
-    select slotted.*, row_number() over (order by slotted.priority, slotted.eligible_at, slotted.id) as position
-      from slotted where slotted.has_slot and :demand::int > :capacity::int) first
-   where first.rate_limit is not null and first.position > :capacity::int
-   order by first.position limit 1
+  select candidates.*, slot.number as slot, candidates.concurrency_key is null or slot.id is not null as has_slot
+    from candidates
+    left join (select key_heads.id, free_slots.numbers[key_heads.position]::smallint as number
+                 from key_heads join free_slots on free_slots.key = key_heads.key) slot on slot.id = candidates.id
+)
+
+-- part: tokens
+-- Tokens of rate limits.
+--   awaiting_capacity  the first candidate that needs tokens but is behind :capacity others. The pick stops before it: tokens are
+--                      for starts, so a row that needs tokens is not leased ahead of the worker's capacity.
+--   token_grants       take_tokens() grants a prefix of the rows of each bucket, under the lock of the bucket
+--   granted            the candidates to lease; leased_at of a row with a rate limit is the moment of its grant
+awaiting_capacity as materialized (
+  select min(starting.position) as position from (
+    select slotted.position, slotted.rate_limit, row_number() over (order by slotted.position) as number
+      from slotted where slotted.has_slot and :demand::int > :capacity::int) starting
+   where starting.rate_limit is not null and starting.number > :capacity::int
 ), admitted as materialized (
-  select slotted.*, slotted.has_slot and coalesce(
-           (slotted.priority, slotted.eligible_at, slotted.id)
-           < (select first.priority, first.eligible_at, first.id from awaiting_capacity first), true)
-         as is_admitted
-    from slotted
+  select slotted.* from slotted
+   where slotted.has_slot and slotted.position < coalesce((select position from awaiting_capacity), 2147483647)
 ), token_grants as materialized (
   select charges.ids[answer.ord] as id, answer.granted_at, answer.is_known
-    from (select array_agg(admitted.id order by admitted.priority, admitted.eligible_at, admitted.id) as ids,
-                 array_agg(admitted.rate_limit order by admitted.priority, admitted.eligible_at, admitted.id) as keys,
-                 array_agg(admitted.weight order by admitted.priority, admitted.eligible_at, admitted.id) as weights,
-                 array_agg(admitted.rate_turn_at order by admitted.priority, admitted.eligible_at, admitted.id) as rate_turns
-            from admitted where admitted.is_admitted and admitted.rate_limit is not null having count(*) > 0) charges
+    from (select array_agg(admitted.id order by admitted.position) as ids,
+                 array_agg(admitted.rate_limit order by admitted.position) as keys,
+                 array_agg(admitted.weight order by admitted.position) as weights,
+                 array_agg(admitted.rate_turn_at order by admitted.position) as rate_turns
+            from admitted where admitted.rate_limit is not null having count(*) > 0) charges
    cross join lateral gen_durable.take_tokens(charges.keys, charges.weights, charges.rate_turns) as answer
-), leased as (
+), granted as (
+  select admitted.id, admitted.position, admitted.slot, token_grants.granted_at
+    from admitted left join token_grants on token_grants.id = admitted.id
+   where admitted.rate_limit is null or token_grants.granted_at is not null
+)
+
+-- part: leased
+leased as (
   update gen_durable.gen_durable g
      set status = 'executing', lease_token = :lease_token::bigint, locked_by = :worker::text,
-         lease_expires_at = (select now from moment) + coalesce(
+         lease_expires_at = (select now from moment) + case when :own_fsms::text[] is null then :lease::interval else coalesce(
            (select own.lease from unnest(:own_fsms::text[], :own_versions::int[], :own_steps::text[], :own_leases::interval[])
                    as own (fsm, version, step, lease)
-             where own.fsm = g.fsm and own.version = g.fsm_version and own.step = g.step), :lease::interval),
-         leased_at = coalesce(admitted.granted_at, (select now from moment)), rate_turn_at = null,
-         concurrency_slot = admitted.slot,
+             where own.fsm = g.fsm and own.version = g.fsm_version and own.step = g.step), :lease::interval) end,
+         leased_at = coalesce(granted.granted_at, (select now from moment)), rate_turn_at = null, concurrency_slot = granted.slot,
          execution = least(g.execution, 2147483646) + 1, updated_at = (select now from moment)
-    from (select admitted.*, token_grants.granted_at from admitted left join token_grants on token_grants.id = admitted.id) admitted
-   where g.id = admitted.id and admitted.is_admitted and (admitted.rate_limit is null or admitted.granted_at is not null)
-  returning g.id, g.lease_token, g.fsm, g.fsm_version, g.step, g.step_seq, g.attempt, g.state::text as state,
-            g.awaits, g.timed_out, g.has_signals, coalesce(g.spawn_round = g.step_seq, false) as has_children,
-            g.parent_id, g.concurrency_key, g.correlation_key, g.queue, g.priority,
-            extract(epoch from g.eligible_at)::float8 as due, g.leased_at, g.max_attempts, g.fire_time, g.execution, g.traceparent,
-            g.inserted_at, g.rate_limit, null::int as wanted, null::int as granted
-), audited as (
+    from granted where g.id = granted.id
+  returning granted.position, g.id, g.fsm, g.fsm_version, g.step, g.step_seq, g.attempt, g.state, g.queue, g.execution, g.leased_at,
+            case when g.has_signals or g.timed_out or :traced::boolean
+                   or num_nonnulls(g.awaits, g.spawn_round, g.parent_id, g.concurrency_key, g.correlation_key, g.max_attempts,
+                                   g.fire_time, g.rate_limit, g.traceparent) > 0
+                 then json_build_array(
+                        g.awaits, g.timed_out, g.has_signals, coalesce(g.spawn_round = g.step_seq, false), g.parent_id,
+                        g.concurrency_key, g.correlation_key, g.max_attempts, g.fire_time, g.rate_limit, g.traceparent,
+                        case when :traced::boolean then g.inserted_at end) end as details
+)
+
+-- part: audited
+audited as (
   insert into gen_durable.audit_events (instance_id, event, data)
   select leased.id, 'leased', jsonb_build_object(
            'step', leased.step, 'step_seq', leased.step_seq + 1, 'execution', leased.execution, 'attempt', leased.attempt,
@@ -269,25 +316,38 @@ select null, null, null, null, null, null, null, null, null, null, null, null, n
     from leased
    where (select s.audit from gen_durable.settings s) = 'all'
 )
-select * from leased
+
+-- part: needs_admission
+needs_admission as (
+  select 'needs_admission' as kind, null::bigint as id, null as fsm, null as step, null as queue, null as details
+   where exists (select from candidates where candidates.needs_admission)
+)
+
+-- part: refused
+-- What admission reports about candidates that it did not grant.
+refused as (
+  select 'denied' as kind, first.id, first.fsm, null as step, null as queue, to_json(first.concurrency_key)::text as details from (
+    select distinct on (slotted.concurrency_key) slotted.id, slotted.fsm, slotted.concurrency_key
+      from slotted where not slotted.has_slot
+     order by slotted.concurrency_key, slotted.position) first
+  union all
+  select 'throttled', null, min(admitted.fsm), min(admitted.step), admitted.queue, json_build_array(
+           admitted.rate_limit, count(*),
+           case when bool_and(token_grants.is_known) then count(token_grants.granted_at) end)::text
+    from token_grants join admitted on admitted.id = token_grants.id
+   group by admitted.rate_limit, admitted.queue having count(*) > count(token_grants.granted_at)
+  union all
+  select 'awaiting_capacity', null, null, null, null, null from awaiting_capacity where awaiting_capacity.position is not null
+)
+
+-- part: result
+-- The caller sorts by position: UPDATE returns rows in no particular order.
+select 'leased' as kind, leased.position, leased.id, leased.fsm, leased.fsm_version, leased.step, leased.step_seq, leased.attempt,
+       leased.state::text as state, leased.queue, leased.execution, leased.leased_at, leased.details::text as details
+  from leased
 union all
-select * from (
-  select distinct on (admitted.concurrency_key) admitted.id, null::bigint, admitted.fsm, null::int, null, null::bigint,
-         null::int, null, null::text[], null::boolean, null::boolean, null::boolean, null::bigint,
-         admitted.concurrency_key, null, null, admitted.priority, null::float8, null::timestamptz, null::int,
-         null::timestamptz, null::int, null, null::timestamptz, null, null::int, null::int
-    from admitted where not admitted.has_slot
-   order by admitted.concurrency_key, admitted.priority, admitted.eligible_at, admitted.id) denied
-union all
-select min(admitted.id), null, min(admitted.fsm), null, min(admitted.step), null, null, null, null, null,
-       null, null, null, null, null, admitted.queue, null, null, null, null, null, null, null, null, admitted.rate_limit,
-       count(*)::int, case when bool_and(token_grants.is_known) then count(token_grants.granted_at)::int end
-  from token_grants join admitted on admitted.id = token_grants.id
- group by admitted.rate_limit, admitted.queue having count(*) > count(token_grants.granted_at)
-union all
-select awaiting_capacity.id, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
-       null, null, null, null, null, null, null, null, null
-  from awaiting_capacity
+select notices.kind, null, notices.id, notices.fsm, null, notices.step, null, null, null, notices.queue, null, null, notices.details
+  from notices
 
 -- name: inboxes
 -- The unread signals of leased rows, oldest first. Called only for rows with has_signals. Payloads of awaited signals are

@@ -82,9 +82,9 @@ def only(call: Call | Script) -> Plan[Rows]:
 def statements(file: str) -> Mapping[str, Statement]:
     """Read the statements of one `.sql` file of this package, by name.
 
-    `-- name: x` begins a statement. `-- part: x` begins text that several statements share; `{x}` in a statement is
-    replaced by it. Statements name the schema `gen_durable`. One without parts also runs in psql, with a semicolon: a
-    parameter `:ids` is the psql variable `ids`.
+    `-- name: x` begins a statement. `-- part: x` begins text that several statements share: whole CTEs, or a whole
+    query. `{x}` in a statement is replaced by it. Statements name the schema `gen_durable`. One without parts also runs
+    in psql, with a semicolon: a parameter `:ids` is the psql variable `ids`.
     """
     sections = _SECTION.split(read(file))[1:]
     bodies = list(zip(sections[::3], sections[1::3], sections[2::3], strict=True))

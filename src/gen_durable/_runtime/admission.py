@@ -16,7 +16,7 @@ __all__ = ["Admission"]
 
 
 class Admission:
-    """Gates all rows of busy concurrency keys, and defers all rows of empty buckets, in chunks."""
+    """Gates rows of busy concurrency keys, and defers rows of empty buckets, one chunk at a time."""
 
     def __init__(
         self,
@@ -30,16 +30,32 @@ class Admission:
         self._gates = gates
         self._telemetry = telemetry
         self._on_rows_deferred = on_rows_deferred
+        # Rows that have been set aside and not reported yet.
+        self._rows = 0
 
-    async def gate(self, denied: list[picks.Denied]) -> int:
-        """Gate the rows of these keys. Returns for how many keys no row was gated: their first row still blocks."""
-        gated: Counter[str] = Counter()
-        keys = {row.concurrency_key for row in denied}
-        while keys:
-            counts = await self._gated(sorted(keys))
-            gated += counts
-            keys = admission.with_more_rows(counts)
-        self._on_rows_deferred(gated.total())
+    async def set_aside(
+        self, picked: picks.Picked, machines: picks.Machines | None
+    ) -> tuple[int, picks.Passed]:
+        """Gate and defer one chunk of the rows that a pick could not lease.
+
+        Returns for how many keys no row was gated, so that their first row still blocks; and the keys and buckets that
+        have more rows.
+        """
+        blocked, keys = await self._gate(picked.denied)
+        return blocked, picks.Passed(keys, await self._defer(picked.throttled, machines))
+
+    def finish(self) -> None:
+        """Report the rows that were set aside. A vacuum between chunks would leave dead index entries of later ones."""
+        if self._rows:
+            self._on_rows_deferred(self._rows)
+            self._rows = 0
+
+    async def _gate(self, denied: list[picks.Denied]) -> tuple[int, list[str]]:
+        if not denied:
+            return 0, []
+        keys = sorted({row.concurrency_key for row in denied})
+        gated = await self._gated(keys)
+        self._rows += gated.total()
         for row in denied:
             self._telemetry.emit(
                 ConcurrencyContended(
@@ -49,24 +65,21 @@ class Admission:
                     concurrency_key=row.concurrency_key,
                 )
             )
-        return sum(not gated[row.concurrency_key] for row in denied)
+        if admission.may_have_more(gated):
+            return 0, keys
+        return sum(not gated[row.concurrency_key] for row in denied), []
 
-    async def defer_throttled(
-        self, throttled: list[picks.Throttled], machines: picks.Machines | None
-    ) -> None:
-        """Set the rows of these buckets to the times at which their tokens are available."""
-        deferred, left = 0, throttled
-        while left:
-            counts = await self._database.run_in_transaction(admission.defer_throttled(left, machines))
-            deferred += counts.total()
-            keys = admission.with_more_rows(counts)
-            left = [one for one in left if one.key in keys]
-        self._on_rows_deferred(deferred)
+    async def _defer(self, throttled: list[picks.Throttled], machines: picks.Machines | None) -> list[str]:
+        if not throttled:
+            return []
+        deferred = await self._database.run_in_transaction(admission.defer_throttled(throttled, machines))
+        self._rows += deferred.total()
         for one in throttled:
             self._telemetry.emit(_throttled(one))
+        return [one.key for one in throttled] if admission.may_have_more(deferred) else []
 
     async def _gated(self, keys: list[str]) -> Counter[str]:
-        """Gate one chunk of rows per key. Returns how many, by key.
+        """Gate one chunk of rows. Returns how many, by key.
 
         A key whose holder row is locked by another transaction does not block the other keys.
         """

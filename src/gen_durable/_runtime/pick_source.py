@@ -39,6 +39,8 @@ class FromQueue:
         self.label = queue
         # Whether the last pick found rows of unregistered machines at the head of the queue.
         self._has_foreign_head = False
+        # Whether it found rows with a concurrency key or a rate limit.
+        self._needs_admission = False
         self._reach = Reach()
 
     def pick(self, request: picks.PickRequest) -> Plan[picks.Picked]:
@@ -46,9 +48,12 @@ class FromQueue:
         if self._has_foreign_head:
             picked = yield from picks.pick_by_machine(self.label, request, self._reach.of(request.demand))
             self._reach.learn(picked, request.demand)
+        elif self._needs_admission:
+            picked = yield from picks.pick_with_admission(self.label, request)
         else:
             picked = yield from picks.pick(self.label, request)
         self._has_foreign_head = picked.has_foreign_head
+        self._needs_admission = picked.needs_admission or bool(request.passed)
         return picked
 
     def known(self, machines: picks.Machines) -> picks.Machines | None:

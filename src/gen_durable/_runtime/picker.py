@@ -16,6 +16,7 @@ from .._db.failures import StatementError, is_outage, is_race
 from .._db.pool import Database
 from .._db.sqlstates import OUT_OF_MEMORY, QUERY_CANCELED, UNIQUE_VIOLATION
 from .._db.workers import Override
+from .._tracing import tracing
 from ..config import Queue
 from ..telemetry import PickStop, SchedulerSaturation
 from .admission import Admission
@@ -40,8 +41,8 @@ _LEASED_PER_CAPACITY: Final = 2
 class Picker(Service):
     """Leases work from one source for one execution runner.
 
-    One round: compute the demand, pick, load inboxes and children, start the executions, and defer the rows that a
-    concurrency key or a rate limit blocks.
+    One round: compute the demand, pick, load inboxes and children, start the executions, and set aside a chunk of the
+    rows that a concurrency key or a rate limit blocks.
     """
 
     def __init__(
@@ -74,6 +75,9 @@ class Picker(Service):
         self._is_awaiting_capacity = False
         # Keys whose first row can neither run nor be gated: the next pick asks for that many rows more.
         self._blocked_keys = 0
+        # Keys and buckets that have more rows to set aside: the next pick passes over them, and the one after it does
+        # not. So the queue is served between two chunks, and a key that is free again waits for one chunk at most.
+        self._passed = picks.Passed()
         self._last_pick = 0.0
         self._last_work = time.monotonic()
         runner.on_capacity_freed = self._on_capacity_freed
@@ -88,7 +92,8 @@ class Picker(Service):
             self._capacity.unreserve(reserved)
             self._may_have_more = True
             return wait
-        picked, ready = await self._pick(demand + self._blocked_keys, reserved)
+        passed, self._passed = self._passed, picks.Passed()
+        picked, ready = await self._pick(demand + self._blocked_keys, reserved, passed)
         self._runner.start(ready)
         self._is_awaiting_capacity = picked.is_awaiting_capacity
         self._may_have_more = picked.is_awaiting_capacity or len(ready) >= demand
@@ -100,13 +105,15 @@ class Picker(Service):
             self._last_work = time.monotonic()
         if picked.denied or picked.throttled:
             machines = self._source.known(self._context.registry.keys)
-            self._blocked_keys = await self._admission.gate(picked.denied)
-            await self._admission.defer_throttled(picked.throttled, machines)
-            # The rows after the deferred ones are at the head of the queue now.
-            return timedelta(0) if ready else self._settings.min_poll_interval
+            self._blocked_keys, self._passed = await self._admission.set_aside(picked, machines)
+            # The rows after those that were set aside are next.
+            is_next = bool(ready or passed or self._passed)
+            return timedelta(0) if is_next else self._settings.min_poll_interval
+        if not passed:
+            self._admission.finish()
         if picked.is_awaiting_capacity:
             return None
-        return timedelta(0) if self._may_have_more else self._pause()
+        return timedelta(0) if self._may_have_more or passed else self._pause()
 
     def stop(self) -> None:
         """Stop after the current pick, and chain no further steps."""
@@ -142,21 +149,23 @@ class Picker(Service):
             return timedelta(0)
         return self._settings.poll_interval - timedelta(seconds=time.monotonic() - self._last_pick)
 
-    async def _pick(self, demand: int, reserved: int) -> tuple[picks.Picked, list[InFlight]]:
+    async def _pick(
+        self, demand: int, reserved: int, passed: picks.Passed
+    ) -> tuple[picks.Picked, list[InFlight]]:
         """Lease rows; return also those that are ready to run. Capacity that they do not need becomes free again."""
         ready: list[InFlight] = []
         paused = self._runner.paused
         version = paused.version
         try:
             self._last_pick = time.monotonic()
-            picked = await self._lease(demand, reserved)
+            picked = await self._lease(demand, reserved, passed)
             ready = await self._loaded(picked.executions)
         finally:
             self._capacity.unreserve(max(0, reserved - len(ready)))
         paused.picked({one.execution.queue for one in ready}, version)
         return picked, ready
 
-    async def _lease(self, demand: int, startable: int) -> picks.Picked:
+    async def _lease(self, demand: int, startable: int, passed: picks.Passed) -> picks.Picked:
         """Run the pick statement. At most `startable` of the rows start at once; the others are leased ahead."""
         context = self._context
         while True:
@@ -168,6 +177,8 @@ class Picker(Service):
                 worker=context.name,
                 leases=context.leases,
                 startable=startable,
+                passed=passed,
+                is_traced=tracing() is not None,
             )
             sent = time.monotonic()
             try:

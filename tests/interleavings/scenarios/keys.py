@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.interleavings.actions import cancel, flush_picked, gate, lease_some, put, reap, send
+from tests.interleavings.actions import admit_some, cancel, flush_picked, gate, lease_some, put, reap, send
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import flush
@@ -26,10 +26,26 @@ def pick_pick_and_urgent_insert() -> Scenario:
         sample=60,
         setup=[instance(id, concurrency_key="k") for id in (1, 2, 3)],
         sessions={
-            "A": [lease_some(8)],
-            "B": [lease_some(9)],
+            "A": [admit_some(8)],
+            "B": [admit_some(9)],
             "I": [put(new(concurrency_key="k", priority=-1))],
         },
+        check=check,
+        may_meet=frozenset({"23505"}),
+    )
+
+
+def plain_picks() -> Scenario:
+    """Two workers that do not know yet that the queue has keys."""
+
+    def check(end: End) -> None:
+        picked = [e.id for name in "AB" for e in end.result(name).executions]
+        require(picked == [1], "a free key was left, or taken twice")
+
+    return Scenario(
+        name="plain pick × plain pick, one key",
+        setup=[instance(id, concurrency_key="k") for id in (1, 2)],
+        sessions={"A": [lease_some(8)], "B": [lease_some(9)]},
         check=check,
         may_meet=frozenset({"23505"}),
     )
@@ -57,7 +73,7 @@ def gate_reap_and_pick() -> Scenario:
     return Scenario(
         name="gate × reap × pick",
         setup=_line(gated=False),
-        sessions={"G": [gate("k")], "R": [reap()], "K": [lease_some(8)]},
+        sessions={"G": [gate("k")], "R": [reap()], "K": [admit_some(8)]},
         check=_nothing_more,
     )
 
@@ -66,7 +82,7 @@ def gate_release_and_pick() -> Scenario:
     return Scenario(
         name="gate × commit(done) × pick",
         setup=_line(gated=False),
-        sessions={"G": [gate("k")], "F": [flush(_outcome("done"))], "K": [lease_some(8)]},
+        sessions={"G": [gate("k")], "F": [flush(_outcome("done"))], "K": [admit_some(8)]},
         check=_nothing_more,
     )
 
@@ -114,7 +130,7 @@ def release_and_urgent_insert() -> Scenario:
         sessions={
             "F": [flush(_outcome("done"))],
             "I": [put(new(concurrency_key="k", priority=-1))],
-            "K": [lease_some(8)],
+            "K": [admit_some(8)],
         },
         check=_nothing_more,
         may_meet=frozenset({"23505"}),
@@ -136,7 +152,7 @@ def gate_behind_and_pick() -> Scenario:
     return Scenario(
         name="gate behind the first × pick and commit(done)",
         setup=_free_line(),
-        sessions={"G": [gate("k")], "K": [lease_some(8, 1), flush_picked("done", held_key="k")]},
+        sessions={"G": [gate("k")], "K": [admit_some(8, 1), flush_picked("done", held_key="k")]},
         check=_nothing_more,
     )
 
@@ -156,7 +172,7 @@ def gate_behind_and_deliver() -> Scenario:
     return Scenario(
         name="gate behind the first × deliver(to the first) × pick",
         setup=_free_line(),
-        sessions={"G": [gate("k")], "D": [send(1)], "K": [lease_some(8)]},
+        sessions={"G": [gate("k")], "D": [send(1)], "K": [admit_some(8)]},
         check=_nothing_more,
         never_wait=frozenset({"K"}),
     )
@@ -185,6 +201,7 @@ def _nothing_more(end: End) -> None:
 
 
 SCENARIOS = [
+    plain_picks(),
     pick_pick_and_urgent_insert(),
     gate_and_release("done"),
     gate_and_release("retry"),

@@ -9,7 +9,7 @@ from gen_durable._core.model import CommitEntry
 from gen_durable._db import admission, limits, pick
 from gen_durable._db.plan import Plan
 from gen_durable.limits import ConcurrencyLimit, RateLimit
-from tests.interleavings.actions import cancel, flush_picked, gate, lease_some, put, reap
+from tests.interleavings.actions import admit_some, cancel, flush_picked, gate, put, reap
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import Session, Work, autocommit, flush, transaction
@@ -56,7 +56,9 @@ def set_rate(name: str, allowed: int = 1) -> Work:
 
 def lease_from(queue: str, token: int) -> Work:
     return autocommit(
-        lambda _: pick.pick(queue, pick.PickRequest(MACHINES, 10, token, WORKER, pick.Leases(LEASE)))
+        lambda _: pick.pick_with_admission(
+            queue, pick.PickRequest(MACHINES, 10, token, WORKER, pick.Leases(LEASE))
+        )
     )
 
 
@@ -71,8 +73,8 @@ def two_picks() -> Scenario:
         name="pick × pick × urgent insert, a key of two slots",
         setup=[slots("k", 2), *(instance(id, concurrency_key="k") for id in (1, 2, 3))],
         sessions={
-            "A": [lease_some(8, 1)],
-            "B": [lease_some(9)],
+            "A": [admit_some(8, 1)],
+            "B": [admit_some(9)],
             "I": [put(new(concurrency_key="k", priority=-1))],
         },
         check=check,
@@ -94,7 +96,7 @@ def two_releases() -> Scenario:
     return Scenario(
         name="commit(done) × commit(done) × pick, a key of two slots",
         setup=_pair(gated=True),
-        sessions={"F": [flush(_done(1))], "H": [flush(_done(2))], "K": [lease_some(8)]},
+        sessions={"F": [flush(_done(1))], "H": [flush(_done(2))], "K": [admit_some(8)]},
         check=_nothing_more,
         may_meet=frozenset({"23505"}),
     )
@@ -108,7 +110,7 @@ def gate_release_and_pick() -> Scenario:
         sessions={
             "G": [gate("k")],
             "F": [flush(_done(2))],
-            "K": [lease_some(8, 1), flush_picked("done", held_key="k")],
+            "K": [admit_some(8, 1), flush_picked("done", held_key="k")],
         },
         check=_nothing_more,
     )
@@ -132,7 +134,7 @@ def reap_and_release() -> Scenario:
     return Scenario(
         name="reap × commit(done) × pick, a key of two slots",
         setup=_pair(gated=True),
-        sessions={"R": [reap()], "F": [flush(_done(1))], "K": [lease_some(8)]},
+        sessions={"R": [reap()], "F": [flush(_done(1))], "K": [admit_some(8)]},
         check=_nothing_more,
         may_meet=frozenset({"23505"}),
     )
@@ -160,7 +162,7 @@ def raise_and_release() -> Scenario:
             leased(1, concurrency_key="k", concurrency_slot=0),
             *(instance(id, concurrency_key="k", gated=True, eligible_at=PAST) for id in (2, 3, 4)),
         ],
-        sessions={"L": [change("k", 2)], "F": [flush(_done(1))], "K": [lease_some(8)]},
+        sessions={"L": [change("k", 2)], "F": [flush(_done(1))], "K": [admit_some(8)]},
         check=_nothing_more,
         may_meet=frozenset({"23505"}),
     )
@@ -180,7 +182,7 @@ def lower_and_pick() -> Scenario:
             leased(1, concurrency_key="k", concurrency_slot=1),
             *(instance(id, concurrency_key="k", eligible_at=PAST) for id in (2, 3)),
         ],
-        sessions={"L": [change("k", 1)], "K": [lease_some(8)], "G": [gate("k")]},
+        sessions={"L": [change("k", 1)], "K": [admit_some(8)], "G": [gate("k")]},
         check=check,
     )
 
@@ -219,7 +221,7 @@ def defer_and_release() -> Scenario:
             instance(2, concurrency_key="k", rate_limit="r", eligible_at=PAST),
             instance(3, concurrency_key="k", gated=True, eligible_at=PAST),
         ],
-        sessions={"P": [defer_rows("r")], "F": [flush(_done(1))], "K": [lease_some(8)]},
+        sessions={"P": [defer_rows("r")], "F": [flush(_done(1))], "K": [admit_some(8)]},
         check=_nothing_more,
     )
 

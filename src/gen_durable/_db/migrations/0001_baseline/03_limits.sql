@@ -145,8 +145,8 @@ language sql set search_path = pg_catalog, pg_temp as $$
   returning g.queue
 $$;
 
--- Defer the due rows of exhausted buckets to their turns (rate_turn_at), at most 1000 per bucket and queue; returns the number of
--- each. Deferred rows leave the head of their queue, and a pick finds each when its tokens are there. Rows that missed their turn
+-- Defer the due rows of exhausted buckets to their turns (rate_turn_at), at most 1000 of a bucket and queue, and stop at 1000 in
+-- all; returns the number of each. Deferred rows leave the head of their queue, and a pick finds each when its tokens are there. Rows that missed their turn
 -- keep their position; rows without a turn are appended.
 -- Rows whose limit does not exist stall. apply_limit makes them due when it creates the limit: it either waits for the lock that
 -- is taken here and sees the rows, or holds the lock already, and then the rows are due again in a second. In addition, one row
@@ -164,6 +164,7 @@ declare
   keys_of_deferred text[];
   last             record;
   stalled          interval := '1 second';
+  total            int := 0;
 begin
   if exists (select from unnest(keys) as given (key)
               where not exists (select from gen_durable.limits l
@@ -239,6 +240,8 @@ begin
     end if;
     key := one.key;
     return next;
+    total := total + count;
+    exit when total >= 1000;
   end loop;
 end $$;
 
