@@ -130,7 +130,7 @@ async def _gather(conn: Any, journal: Path, history: Sequence[Line], seals: Mapp
     instances = await conn.fetch(
         """select id, fsm, status::text as status, step_seq, execution, state::text as state, result::text as result,
                   last_error, parent_id, parent_round, spawn_round, children_pending, awaits, presented,
-                  lease_token, locked_by, lease_expires_at, concurrency_key, concurrency_slot, gated, queue,
+                  lease_token, locked_by, leased_at, concurrency_key, concurrency_slot, gated, queue,
                   convert_from(unique_key, 'UTF8') as key, md5(g::text) as digest
              from gen_durable.gen_durable g order by id"""
     )
@@ -369,7 +369,7 @@ def _ends(evidence: Evidence) -> Iterator[str]:
         if row is None or row["digest"] != digest:
             yield f"{id} had ended, and has changed since"
     for id, row in evidence.instances.items():
-        lease = [row[name] for name in ("lease_token", "locked_by", "lease_expires_at", "concurrency_slot")]
+        lease = [row[name] for name in ("lease_token", "locked_by", "leased_at", "concurrency_slot")]
         if row["status"] == "executing":
             yield f"{id} is left executing"
         elif any(value is not None for value in lease):

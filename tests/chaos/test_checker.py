@@ -105,7 +105,7 @@ def _row(
         (
             "lease_token",
             "locked_by",
-            "lease_expires_at",
+            "leased_at",
             "concurrency_slot",
             "awaits",
             "presented",

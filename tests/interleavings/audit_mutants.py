@@ -15,8 +15,8 @@ MUTANTS = [
         changes=[
             Change(
                 "commit_plain",
-                "case when is_cancelled then 'cancelled' when kind = 'retry'",
-                "case when kind = 'retry'",
+                "case when status = 'cancelled' then 'cancelled' when",
+                "case when status = 'cancelled' then 'succeeded' when",
             )
         ],
     ),

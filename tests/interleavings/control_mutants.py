@@ -25,6 +25,7 @@ _SET = Statement(
     " case when :pending::int = 0 then 'runnable'::gen_durable.durable_status else g.status end where g.id = 1",
 )
 _CANCELLED = "case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status"
+_STATUS = "set status = case when g.cancel_requested_at is null then o.status else 'cancelled' end"
 _LOCK_TARGETS = (
     "perform from gen_durable.gen_durable g where g.id = any (target_ids)"
     " order by g.id desc for no key update;"
@@ -58,43 +59,31 @@ def _rejoin_with_an_old_count() -> Plan[Flushed]:
     """Count first, then lock: a child that ends in between is still waited for."""
     count = (yield _COUNT())[0]["pending"]
     entry = retries.REJOIN
-    rows = commits._by_lease((yield commits._full_call([entry], RECORDER)))
-    if rows:
+    groups = yield commits._full_call([entry], RECORDER)
+    if groups:
         yield _SET(pending=count)
-    return Flushed([entry], commits._report([entry], rows, {}, set()))
+    return Flushed([entry], commits._report([entry], groups, {}, set()))
 
 
 def _spawn_regardless(entry: CommitEntry) -> Plan[Flushed]:
-    rows = commits._by_lease((yield commits._full_call([entry], RECORDER)))
-    if rows:
+    groups = yield commits._full_call([entry], RECORDER)
+    if groups:
         yield from insert_children(entry.children, [1, 1], [1, 1])
-    return Flushed([entry], commits._report([entry], rows, {}, set()))
+    return Flushed([entry], commits._report([entry], groups, {}, set()))
 
 
 CANCELS = [
     Mutant(
         name="an outcome does not ask for a cancel",
         scenario=cancels.cancel_and_commit(outcome(1, "done")),
-        reason="the state of a job is not that of its instance",
-        changes=[
-            Change(
-                "commit_plain",
-                f"set status = {_CANCELLED}",
-                "set status = case when false then 'failed'::gen_durable.durable_status",
-            )
-        ],
+        reason="step_seq differs from the acknowledged commits",
+        changes=[Change("commit_plain", _STATUS, "set status = o.status")],
     ),
     Mutant(
         name="an outcome does not ask for a cancel, in the long statement",
-        scenario=cancels.cancel_and_commit(outcome(1, "release")),
-        reason="the state of a job is not that of its instance",
-        changes=[
-            Change(
-                "commit",
-                "when g.cancel_requested_at is not null or o.kind = 'cancel'",
-                "when o.kind = 'cancel'",
-            )
-        ],
+        scenario=cancels.cancel_and_commit(outcome(1, "await", awaits=("go",))),
+        reason="asleep, and nothing can wake it",
+        changes=[Change("commit", _STATUS, "set status = o.status")],
     ),
     Mutant(
         name="a cancelled outcome is a transition",
@@ -103,8 +92,8 @@ CANCELS = [
         changes=[
             Change(
                 "commit_plain",
-                "step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind <> 'retry')::int",
-                "step_seq = g.step_seq + (o.kind <> 'retry')::int",
+                "g.step_seq + case when g.cancel_requested_at is null then o.advance else 0 end",
+                "g.step_seq + o.advance",
             )
         ],
     ),
@@ -115,8 +104,8 @@ CANCELS = [
         changes=[
             Change(
                 "commit_plain",
-                "step = case when g.cancel_requested_at is null and o.kind in",
-                "step = case when o.kind in",
+                "step = case when g.cancel_requested_at is null and o.step is not null",
+                "step = case when o.step is not null",
             )
         ],
     ),
@@ -127,8 +116,8 @@ CANCELS = [
         changes=[
             Change(
                 "commit_plain",
-                "lease_token = case when g.cancel_requested_at is null and o.kind = 'continue'",
-                "lease_token = case when o.kind = 'continue'",
+                "lease_token = case when g.cancel_requested_at is null and o.status = 'executing'",
+                "lease_token = case when o.status = 'executing'",
             )
         ],
     ),
@@ -467,8 +456,8 @@ RETRIES = [
         changes=[
             Change(
                 "commit",
-                "when o.kind = 'rejoin' then 'awaiting_children'",
-                "when o.kind = 'rejoin' then 'runnable'",
+                "is null then o.status else",
+                "is null then case when o.keeps_crashes then 'runnable' else o.status end else",
             )
         ],
     ),
@@ -492,8 +481,8 @@ RETRIES = [
         changes=[
             Change(
                 "commit",
-                "('done', 'stop', 'cancel', 'release', 'rejoin')\n                        then g.attempt",
-                "('done', 'stop', 'cancel', 'release')\n                        then g.attempt",
+                "then o.next_attempt else g.attempt",
+                "then o.next_attempt else g.attempt + o.keeps_crashes::int",
             )
         ],
     ),
@@ -512,14 +501,8 @@ RETRIES = [
     Mutant(
         name="a rejoin does not ask for a cancel",
         scenario=retries.rejoin_and_cancel(cascade=False),
-        reason="the state of a job is not that of its instance",
-        changes=[
-            Change(
-                "commit",
-                "when g.cancel_requested_at is not null or o.kind = 'cancel'",
-                "when o.kind = 'cancel'",
-            )
-        ],
+        reason="an acknowledged cancel did not win",
+        changes=[Change("commit", _STATUS, "set status = o.status")],
     ),
     Mutant(
         name="a parent that waits again does not ungate the next row",

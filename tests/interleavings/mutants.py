@@ -179,21 +179,21 @@ def _renew_by_name() -> Plan[set[tuple[int, int]]]:
 
 
 def _spawn_regardless(entry: CommitEntry) -> Plan[Flushed]:
-    rows = commits._by_lease((yield commits._full_call([entry], RECORDER)))
+    groups = yield commits._full_call([entry], RECORDER)
     yield from insert_children(entry.children, [1, 1], [1, 1])
-    return Flushed([entry], commits._report([entry], rows, {}, set()))
+    return Flushed([entry], commits._report([entry], groups, {}, set()))
 
 
 def _sweep_regardless(entry: CommitEntry) -> Plan[Flushed]:
-    rows = commits._by_lease((yield commits._full_call([entry], RECORDER)))
+    groups = yield commits._full_call([entry], RECORDER)
     yield from sweep([entry.id])
-    return Flushed([entry], commits._report([entry], rows, {}, set()))
+    return Flushed([entry], commits._report([entry], groups, {}, set()))
 
 
 def _ungate_first(entry: CommitEntry) -> Plan[Flushed]:
     yield from ungate(["k"])
-    rows = commits._by_lease((yield commits._full_call([entry], RECORDER)))
-    return Flushed([entry], commits._report([entry], rows, {}, set()))
+    groups = yield commits._full_call([entry], RECORDER)
+    return Flushed([entry], commits._report([entry], groups, {}, set()))
 
 
 def _one_by_one(entries: list[CommitEntry]) -> Plan[Flushed]:
@@ -312,7 +312,7 @@ FIRST_DRAFT = [
 
 # ------------------------------------------------------------------------------------ the engine with a rule left out
 
-_GUARD = "g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq"
+_GUARD = "g.id = any (array[o.id]) and g.lease_token = o.lease_token and g.step_seq = o.step_seq"
 _BY_ID = "g.id = o.id"
 _BY_WORKER = "g.id = o.id and g.locked_by = 'w1'"
 _BY_TOKEN = "g.id = o.id and g.lease_token = o.lease_token"
@@ -320,7 +320,7 @@ _OF_ROUND = " and p.spawn_round = ended.parent_round"
 _CONSUMED = "select unnest(committed.consumed) as id, committed.step_seq from committed where committed.consumed is not null"
 _ALL_CONSUMED = (
     "select unnest(given.consumed::bigint[]) as id, given.step_seq + 1 as step_seq from unnest("
-    f"{number('commit', 'consumed')}::text[], {number('commit', 'step_seqs')}::bigint[]) as given (consumed, step_seq)"
+    f"{number('commit', 'consumed')}::text[], {number('commit', 'step_seqs')}::text::bigint[]) as given (consumed, step_seq)"
 )
 
 GUARDS = [
@@ -363,7 +363,7 @@ GUARDS = [
     Mutant(
         name="outcome of a child guarded by the id alone",
         scenario=children.zombie_child(),
-        reason="a terminal row changed",
+        reason="outcome and reaper both won",
         changes=[Change("commit", _GUARD, _BY_ID)],
     ),
     Mutant(
@@ -375,13 +375,13 @@ GUARDS = [
     Mutant(
         name="outcome guarded without step_seq",
         scenario=leases.same_keep_twice(),
-        reason="applied twice",
+        reason="error: duplicate key",
         changes=[Change("commit_plain", _GUARD, _BY_TOKEN)],
     ),
     Mutant(
         name="outcome guarded without step_seq, resolved",
         scenario=leases.resolve_while_unanswered("continue"),
-        reason="applied twice",
+        reason="error: duplicate key",
         changes=[Change("commit_plain", _GUARD, _BY_TOKEN)],
     ),
     Mutant(

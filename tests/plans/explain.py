@@ -68,6 +68,16 @@ class Explained:
         return int(self._plan["Actual Rows"])
 
     @property
+    def update(self) -> dict[str, Any]:
+        """The node that updates instances."""
+        (found,) = [
+            node
+            for node in self.nodes
+            if node.get("Operation") == "Update" and node["Relation Name"] == "gen_durable"
+        ]
+        return found
+
+    @property
     def blocks(self) -> int:
         """The number of blocks read. A CTE counts with the node that reads it; one that nothing reads, on its own."""
         read = {f"CTE {node['CTE Name']}" for node in self.nodes if "CTE Name" in node}

@@ -36,7 +36,7 @@ PER_ROW = {"continue": 14, "next": 30, "retry": 30, "done": 25, "stop": 30, "awa
 @pytest.mark.parametrize("kind", ["continue", "next", "retry", "done", "stop"])
 async def test_commit_plain(explainer: Explainer, kind: Kind, batch: int) -> None:
     found, *_ = await explainer.explain(commit.commit_plain(outcomes(EXECUTING[:batch], kind), RECORDER))
-    assert found.rows == batch
+    assert found.update["Actual Rows"] == batch
     check(found, PKEY, blocks=100 + PER_ROW[kind] * batch)
 
 
@@ -45,7 +45,7 @@ async def test_commit_plain(explainer: Explainer, kind: Kind, batch: int) -> Non
 async def test_commit(explainer: Explainer, kind: Kind, batch: int) -> None:
     entries = outcomes(EXECUTING[:batch], kind, awaits=("paid",) if kind == "await" else None)
     found, *_ = await explainer.explain(commit.commit(entries, RECORDER))
-    assert found.rows == batch
+    assert found.update["Actual Rows"] == batch
     check(found, PKEY, blocks=80 + (PER_ROW[kind] + 5) * batch)
 
 
@@ -53,7 +53,7 @@ async def test_stale_outcomes_only_read_the_row(explainer: Explainer) -> None:
     found, *_ = await explainer.explain(
         commit.commit_plain(outcomes(EXECUTING[:100], "done", lease_token=1), RECORDER)
     )
-    assert found.rows == 0
+    assert found.update["Actual Rows"] == 0
     check(found, PKEY, blocks=6 * 100)
 
 
@@ -61,7 +61,7 @@ async def test_stale_outcomes_only_read_the_row(explainer: Explainer) -> None:
 async def test_ended_children_count_down_their_parents(explainer: Explainer, batch: int) -> None:
     entries = outcomes(EXECUTING_CHILDREN[:batch], "done", parent_id=19)
     joined, found, *_ = await explainer.explain(commit.commit(entries, RECORDER))
-    assert found.rows == batch
+    assert found.update["Actual Rows"] == batch
     check(joined, PKEY, blocks=40 + 20 * batch)
     check(found, PKEY, blocks=180 + 45 * batch)  # the first call of a function in a session reads the catalog
     waiting = await explainer.connection.fetchval(

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import asyncpg
 import pytest
 
-from gen_durable._db import pick, pool
+from gen_durable._db import commit, pick, pool
 from gen_durable._db.connector import PINNED
 from gen_durable._db.plan import Plan, Statement
 from gen_durable._db.pool import Database
 from gen_durable._db.runner import run_asyncpg
 from tests.plans.conftest import TABLES, Populated
 from tests.plans.explain import Explained, Explainer
-from tests.plans.statements import LEASES, MACHINES, explained
+from tests.plans.statements import LEASES, MACHINES, RECORDER, explained, outcomes
 
 
 def test_plans_made_for_an_empty_table_serve_a_full_one(populated: Populated) -> None:
@@ -36,6 +36,25 @@ async def test_new_plans_use_the_current_size_without_statistics(
                     or oid in (select indexrelid from pg_index where indrelid = '{table}'::regclass)"""
         )
     no_statement_reads_everything(await explained(explainer))
+
+
+@pytest.mark.parametrize("count", [0, 1, 20, 300])
+@pytest.mark.parametrize("commits", [commit.commit_plain, commit.commit], ids=["plain", "full"])
+async def test_commits_lock_rows_in_the_given_order_in_a_small_table(
+    direct_dsn: str, commits: Callable[..., Plan[Any]], count: int
+) -> None:
+    """Also a plan that stays in use while the table grows: a merge join would lock in the order of the index."""
+    async with Explainer.open(direct_dsn) as explainer:
+        await explainer.connection.execute(
+            "insert into gen_durable.gen_durable (fsm, step, status, lease_token, step_seq)"
+            f" select 'A', 's', 'executing', n, 1 from generate_series(1, {count}) n"
+        )
+        await explainer.connection.execute("vacuum analyze gen_durable.gen_durable")
+        found, *_ = await explainer.explain(commits(outcomes(range(1, count + 1), "done"), RECORDER))
+    (join,) = found.update["Plans"]
+    assert join["Node Type"] == "Nested Loop", found
+    assert [node["Node Type"] for node in join["Plans"]] == ["Subquery Scan", "Index Scan"], found
+    assert found.update["Actual Rows"] == count
 
 
 async def test_plans_stay_good_while_the_table_grows(

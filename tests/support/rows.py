@@ -122,9 +122,7 @@ async def job_states(db: Any, ids: Iterable[int]) -> list[str]:
 
 
 def has_no_lease(row: dict[str, Any]) -> bool:
-    return all(
-        row[name] is None for name in ("lease_token", "lease_expires_at", "locked_by", "concurrency_slot")
-    )
+    return all(row[name] is None for name in ("lease_token", "leased_at", "locked_by", "concurrency_slot"))
 
 
 def is_about(moment: Any, row: dict[str, Any], ahead: timedelta = timedelta(0)) -> bool:

@@ -52,7 +52,8 @@ refused. The reaper adds `poison`.
 Lease: TypeAlias = tuple[int, int]
 """Instance id and lease token. The id alone is not enough: a worker can lease again the row whose lease it has lost."""
 
-PLAIN_KINDS: Final = frozenset({"continue", "next", "retry", "done", "stop"})
+PLAIN_KINDS: Final = frozenset({"continue", "next", "retry", "done", "stop", "release", "cancel"})
+_ENDING_KINDS: Final = frozenset({"done", "stop", "cancel"})
 
 ENDED: Final = frozenset({"done", "failed", "cancelled"})
 # Characters that the size of a row counts for its names, keys and numbers.
@@ -275,7 +276,7 @@ class CommitEntry(msgspec.Struct, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether `commit_plain` can commit it: the outcome touches its own row and nothing else."""
+        """Whether `commit_plain` can commit it: the outcome writes its own row and nothing else."""
         execution = self.execution
         return (
             self.kind in PLAIN_KINDS
@@ -283,11 +284,8 @@ class CommitEntry(msgspec.Struct, kw_only=True):
             and execution.concurrency_key is None
             and not self.switches_key
             and self.rate_limit is None
-            and execution.rate_limit is None
-            and execution.awaits is None
-            and not execution.inbox
-            and not (execution.has_signals and self.kind in ("done", "stop"))
-            and self.failure is None
+            and not self.consumed
+            and not (execution.has_signals and self.kind in _ENDING_KINDS)
             and self.letter is None
             and not self.leaves_letter
             and self.effect is None

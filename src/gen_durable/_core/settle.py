@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from types import CoroutineType
-from typing import Any, Final, assert_never
+from typing import Any, Final, NamedTuple, assert_never
 
 import msgspec
 
@@ -16,13 +16,15 @@ from ..events import Event
 from ..outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
 from .codec import decode, encode
 from .failures import failure_json
-from .model import CommitEntry, Execution
+from .model import CommitEntry, Execution, Kind
 from .new_rows import event_rows, new_instance
 
 __all__ = [
     "NO_HANDLER",
     "STORED_STATE",
+    "TRANSITIONS",
     "Bounds",
+    "Transition",
     "cancel",
     "checked_outcome",
     "no_handler",
@@ -44,6 +46,43 @@ class StoredState:
 
 STORED_STATE: Final = StoredState()
 """In place of a state: leave the stored one unchanged, for example because it could not be decoded."""
+
+
+class Transition(NamedTuple):
+    """What an outcome does to its row, whatever values it has."""
+
+    status: str
+    """The new status."""
+    outcome: str
+    """Its name in execution records."""
+    moves: bool = False
+    """Whether the instance goes to another step."""
+    keeps_crashes: bool = False
+    """Whether earlier crashes of the step still count: nothing of it has succeeded."""
+
+    @property
+    def advances(self) -> bool:
+        """Whether it is a transition: `step_seq` counts it."""
+        return self.moves or self.status in ("done", "failed")
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the same step may run again, and must see the same awaited names."""
+        return not self.moves and self.status != "done"
+
+
+TRANSITIONS: Final[Mapping[Kind, Transition]] = {
+    "continue": Transition("executing", "next", moves=True),
+    "next": Transition("runnable", "next", moves=True),
+    "await": Transition("awaiting_signal", "await", moves=True),
+    "schedule_children": Transition("awaiting_children", "schedule_children", moves=True),
+    "retry": Transition("runnable", "retry"),
+    "done": Transition("done", "done"),
+    "stop": Transition("failed", "stop"),
+    "cancel": Transition("cancelled", "cancelled"),
+    "release": Transition("runnable", "shutdown", keeps_crashes=True),
+    "rejoin": Transition("awaiting_children", "rejoin", keeps_crashes=True),
+}
 
 NO_HANDLER: Final = "no_handler_registered"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from .._core.model import (
     Stale,
 )
 from .._core.new_rows import alert
+from .._core.settle import TRANSITIONS
 from ..config import RecordLevel
 from . import admission, outbox, pick
 from .insert import dead_letter_failed, insert_children, insert_dead_letters
@@ -47,6 +48,29 @@ __all__ = [
 _SQL = statements("commit.sql")
 # How many executions one call of finish_abandoned reads; the same number is in commit.sql.
 _PAGE: Final = 500
+_MAX_INT: Final = 2**31 - 1
+_NO_DELAY: Final = timedelta(0)
+_STALE: Final = Stale()
+_WITHOUT_LEASE: Final = frozenset({"runnable", "awaiting_signal", "awaiting_children", *ENDED})
+_NOT_CANCELLED: Final = (_WITHOUT_LEASE | {"executing"}) - {"cancelled"}
+# Columns of the outcomes that `commit_plain` commits: null for all of them.
+_RARE: Final = ("presented", "deadlines", "concurrency_keys", "consumed")
+# Columns that are sent once per profile, in the order of `_resolved`.
+_PROFILE: Final = (
+    *(
+        "statuses",
+        "names",
+        "advances",
+        "repeats",
+        "keeps_crashes",
+        "next_attempts",
+        "steps",
+        "errors",
+        "delays",
+    ),
+    *("from_steps", "attempts", "leased_ats", "finishes_later", "causes"),
+    *("awaits", "timeouts", "children", "switches_keys", "rate_limits", "weights"),
+)
 # Between JSON texts; JSON escapes control characters in strings and has none elsewhere but whitespace.
 _SEPARATOR: Final = "\x1e"
 
@@ -97,10 +121,10 @@ def is_one_statement(entries: Sequence[CommitEntry]) -> bool:
 
 def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
     """Commit plain outcomes: one statement, and at most two more if signals have arrived meanwhile."""
-    rows = _by_lease((yield _plain_call(entries, recorder)))
-    yield from _sweep(rows.values())
-    inbox = yield from _inbox_of_kept(rows)
-    return _report(entries, rows, inbox, set())
+    groups = yield _plain_call(entries, recorder)
+    yield from _sweep(entries, groups)
+    inbox = yield from _inbox_of_kept(entries, groups)
+    return _report(entries, groups, inbox, set())
 
 
 def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
@@ -109,26 +133,19 @@ def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitRep
         yield _SQL["check_limits"](
             rate_limits=[entry.rate_limit for entry in limited], weights=[entry.weight for entry in limited]
         )
-    rows = _by_lease((yield _full_call(entries, recorder)))
-    queues, refused = yield from _insert_children(entries, rows)
-    queues |= yield from _rejoin(entries, rows)
-    queues |= yield from _insert_dead_letters(entries, rows)
-    yield from _emit(entries, rows, recorder)
-    parked = [row["id"] for row in rows.values() if row["status"] == "awaiting_signal" and row["has_signals"]]
-    if parked:
-        queues |= {row["queue"] for row in (yield _SQL["recheck"](ids=parked))}
-    yield from _sweep(rows.values())
-    freed = [
-        key
-        for entry in entries
-        if (key := entry.execution.concurrency_key) is not None
-        and (row := rows.get(entry.lease)) is not None
-        and row["status"] != "executing"
-    ]
-    if freed:
-        queues |= yield from admission.ungate(freed)
-    inbox = yield from _inbox_of_kept(rows)
-    return _report(entries, rows, inbox, queues, refused)
+    groups = yield _full_call(entries, recorder)
+    queues, refused = yield from _insert_children(entries, groups)
+    queues |= yield from _rejoin(entries, groups)
+    queues |= yield from _insert_dead_letters(entries, groups)
+    yield from _emit(entries, groups, recorder)
+    if parked := _entries_in(entries, groups, {"awaiting_signal"}, has_signals=True):
+        queues |= {row["queue"] for row in (yield _SQL["recheck"](ids=[entry.id for entry in parked]))}
+    yield from _sweep(entries, groups)
+    freed = _entries_in(entries, groups, _WITHOUT_LEASE)
+    if keys := [key for entry in freed if (key := entry.execution.concurrency_key) is not None]:
+        queues |= yield from admission.ungate(keys)
+    inbox = yield from _inbox_of_kept(entries, groups)
+    return _report(entries, groups, inbox, queues, refused)
 
 
 def lock_for_effect(entry: CommitEntry) -> Plan[EffectLock]:
@@ -197,7 +214,8 @@ def commit_status(entries: Sequence[CommitEntry]) -> Plan[list[CommitResult | No
     """Find out which entries are durable after a COMMIT without a reply. `None`: not committed, commit it again."""
     rows = {row["id"]: row for row in (yield _SQL["commit_status"](ids=[entry.id for entry in entries]))}
     # `commit_plain` clears inboxes after its commit: the connection may have been lost in between.
-    yield from _sweep(rows.values())
+    if ended := [row["id"] for row in rows.values() if row["has_signals"] and row["status"] in ENDED]:
+        yield from sweep(ended)
     inbox: Mapping[int, tuple[SignalRow, ...]] = {}
     if kept := [entry.id for entry in entries if entry.kind == "continue" and entry.id in rows]:
         inbox = yield from pick.inboxes(kept)
@@ -217,24 +235,35 @@ def _result_of(
         return Committed("executing", inbox.get(entry.id, ()), row["leased_at"]) if is_ours else Stale()
     # The lease is gone. If the transition is there, this execution or a later one committed it. Either way it is
     # committed exactly once, and this execution ends.
-    advanced = 0 if entry.kind in ("retry", "release", "rejoin", "cancel") else 1
+    advanced = TRANSITIONS[entry.kind].advances
     return Committed(row["status"]) if row["step_seq"] >= step_seq + advanced else Stale()
 
 
+def _entries_in(
+    entries: Sequence[CommitEntry], groups: Rows, statuses: Container[str], *, has_signals: bool = False
+) -> list[CommitEntry]:
+    """Return the entries whose rows have one of these statuses now; with `has_signals`, only those with signals."""
+    return [
+        entries[index]
+        for group in groups
+        if group["status"] in statuses and (group["has_signals"] or not has_signals)
+        for index in _indexes(group)
+    ]
+
+
+def _indexes(group: Row) -> list[int]:
+    """Return which entries are in a group of results, from 0."""
+    return [int(number) - 1 for number in group["numbers"][1:-1].split(",")]
+
+
 def _insert_children(
-    entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]
+    entries: Sequence[CommitEntry], groups: Rows
 ) -> Plan[tuple[set[str], Mapping[Lease, int]]]:
     """Insert children of the parents that the guarded update returned; a stale outcome has none.
 
     Returns the queues that have work now, and how many children of each parent were refused.
     """
-    spawning = [
-        entry
-        for entry in entries
-        if entry.children
-        and (row := rows.get(entry.lease)) is not None
-        and row["status"] == "awaiting_children"
-    ]
+    spawning = [entry for entry in _entries_in(entries, groups, {"awaiting_children"}) if entry.children]
     if not spawning:
         return set(), {}
     inserted, queues = yield from insert_children(
@@ -244,205 +273,197 @@ def _insert_children(
     )
     short = [entry for entry in spawning if inserted[entry.id] < len(entry.children)]
     if short:
-        queues |= yield from _fix_barriers([entry.id for entry in short])
+        queues |= yield from _fix_barriers(short)
     refused = {entry.lease: len(entry.children) - inserted[entry.id] for entry in short}
     return queues, refused
 
 
-def _rejoin(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[set[str]]:
+def _rejoin(entries: Sequence[CommitEntry], groups: Rows) -> Plan[set[str]]:
     """Count the live children of rows that return to their barriers; return the queues of rows without any."""
     waiting = [
-        entry.id
-        for entry in entries
-        if entry.kind == "rejoin"
-        and (row := rows.get(entry.lease)) is not None
-        and row["status"] == "awaiting_children"
+        entry for entry in _entries_in(entries, groups, {"awaiting_children"}) if entry.kind == "rejoin"
     ]
     return (yield from _fix_barriers(waiting)) if waiting else set()
 
 
-def _fix_barriers(ids: Sequence[int]) -> Plan[set[str]]:
-    fixed = yield _SQL["fix_barriers"](ids=ids)
+def _fix_barriers(entries: Sequence[CommitEntry]) -> Plan[set[str]]:
+    fixed = yield _SQL["fix_barriers"](ids=[entry.id for entry in entries])
     return {row["queue"] for row in fixed if row["status"] == "runnable"}
 
 
-def _sweep(rows: Iterable[Row]) -> Plan[None]:
-    if ended := [row["id"] for row in rows if row["has_signals"] and row["status"] in ENDED]:
-        yield from sweep(ended)
+def _sweep(entries: Sequence[CommitEntry], groups: Rows) -> Plan[None]:
+    if ended := _entries_in(entries, groups, ENDED, has_signals=True):
+        yield from sweep([entry.id for entry in ended])
 
 
-def _by_lease(rows: Rows) -> Mapping[Lease, Row]:
-    """Rows by lease: one batch may have outcomes of a stale and of a live execution of the same instance."""
-    return {(row["id"], row["lease_token"]): row for row in rows}
-
-
-def _insert_dead_letters(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[set[str]]:
+def _insert_dead_letters(entries: Sequence[CommitEntry], groups: Rows) -> Plan[set[str]]:
     """Insert the dead letters of failed instances; stale and cancelled ones have none."""
-    letters = [
-        entry.letter
-        for entry in entries
-        if entry.letter is not None
-        and (row := rows.get(entry.lease)) is not None
-        and row["status"] == "failed"
-    ]
-    receiver_unknown = {
-        entry.id: entry.execution.attempt + 1
-        for entry in entries
-        if entry.leaves_letter and (row := rows.get(entry.lease)) is not None and row["status"] == "failed"
-    }
+    failed = _entries_in(entries, groups, {"failed"})
     queues: set[str] = set()
-    if letters:
+    if letters := [entry.letter for entry in failed if entry.letter is not None]:
         queues |= yield from insert_dead_letters(letters)
-    if receiver_unknown:
-        queues |= yield from dead_letter_failed(receiver_unknown)
+    if unknown := {entry.id: entry.execution.attempt + 1 for entry in failed if entry.leaves_letter}:
+        queues |= yield from dead_letter_failed(unknown)
     return queues
 
 
-def _emit(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row], recorder: Recorder) -> Plan[None]:
+def _emit(entries: Sequence[CommitEntry], groups: Rows, recorder: Recorder) -> Plan[None]:
     """Write the events of outcomes; stale and cancelled ones have none."""
     emitting = [
         (entry, events)
-        for entry in entries
+        for entry in _entries_in(entries, groups, _NOT_CANCELLED)
         if (events := recorder.events(entry))
-        and (row := rows.get(entry.lease)) is not None
-        and row["status"] != "cancelled"
     ]
     if emitting:
         yield from outbox.emit(emitting)
 
 
-def _inbox_of_kept(rows: Mapping[Lease, Row]) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:
+def _inbox_of_kept(entries: Sequence[CommitEntry], groups: Rows) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:
     """Load the inboxes of chained steps, as a pick does."""
-    kept = [row["id"] for row in rows.values() if row["status"] == "executing" and row["has_signals"]]
-    if not kept:
-        return {}
-    return (yield from pick.inboxes(kept))
+    if kept := _entries_in(entries, groups, {"executing"}, has_signals=True):
+        return (yield from pick.inboxes([entry.id for entry in kept]))
+    return {}
 
 
 def _report(
     entries: Sequence[CommitEntry],
-    rows: Mapping[Lease, Row],
+    groups: Rows,
     inbox: Mapping[int, tuple[SignalRow, ...]],
     queues: set[str],
     refused: Mapping[Lease, int] | None = None,
 ) -> CommitReport:
-    results: list[CommitResult] = []
-    for entry in entries:
-        row = rows.get(entry.lease)
-        if row is None:
-            results.append(Stale())
-            continue
-        results.append(
-            Committed(
-                row["status"],
-                inbox.get(entry.id, ()),
-                row["continued_at"],
-                (refused or {}).get(entry.lease, 0),
-            )
-        )
-        if row["status"] == "runnable":
-            queues.add(row["queue"])
-        if row["released"]:
-            queues.update(row["released"])
+    results: list[CommitResult] = [_STALE] * len(entries)
+    for group in groups:
+        status = group["status"]
+        committed = Committed(status, leased_at=group["committed_at"] if status == "executing" else None)
+        for index in _indexes(group):
+            results[index] = committed
+        if group["queue"] is not None:
+            queues.add(group["queue"])
+        if group["released"]:
+            queues.update(group["released"])
+    if inbox or refused:
+        for index, (entry, result) in enumerate(zip(entries, results, strict=True)):
+            if isinstance(result, Committed):
+                results[index] = msgspec.structs.replace(
+                    result, inbox=inbox.get(entry.id, ()), refused=(refused or {}).get(entry.lease, 0)
+                )
     return CommitReport(results, queues)
 
 
 def _plain_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
-    rows = [(entry, n, event) for entry in entries for n, event in enumerate(recorder.events(entry), 1)]
-    events: dict[str, Any] = {}
-    if rows:
-        events = {
-            "event_ids": [entry.id for entry, _, _ in rows],
-            "event_tokens": [entry.execution.lease_token for entry, _, _ in rows],
-            "event_ns": [n for _, n, _ in rows],
-            "event_sinks": [event.sink for _, _, event in rows],
-            "event_types": [event.type for _, _, event in rows],
-            "event_subjects": [event.subject for _, _, event in rows],
-            "event_datas": [event.data for _, _, event in rows],
-        }
-    profiles: dict[tuple[Any, ...], int] = {}
-    numbers = [profiles.setdefault(_profile(entry, recorder), len(profiles) + 1) for entry in entries]
-    # Lists: psycopg sends tuples as composite values.
-    kinds, steps, errors, delays, from_steps, attempts, leased_ats, finishes_later, causes = (
-        map(list, zip(*profiles, strict=True)) if profiles else [[]] * 9
-    )
-    return _SQL["commit_with_events" if rows else "commit_plain"](
-        **events,
-        ids=id_array([entry.execution.id for entry in entries]),
-        lease_tokens=id_array([entry.execution.lease_token for entry in entries]),
-        step_seqs=id_array([entry.execution.step_seq for entry in entries]),
-        profiles=id_array(numbers),
-        payloads=_SEPARATOR.join([entry.payload or "" for entry in entries]),
-        kinds=kinds,
-        steps=steps,
-        errors=errors,
-        delays=delays,
-        from_steps=from_steps,
-        attempts=attempts,
-        leased_ats=leased_ats,
-        started_ats=_seconds_array(entries),
-        finishes_later=finishes_later,
-        causes=causes,
-        worker=recorder.worker,
-        record=recorder.level,
-        grace=recorder.grace,
-    )
-
-
-def _profile(entry: CommitEntry, recorder: Recorder) -> tuple[Any, ...]:
-    """The values of an outcome that many outcomes of a batch have in common."""
-    execution = entry.execution
-    return (
-        entry.kind,
-        entry.step,
-        entry.error,
-        entry.delay,
-        execution.step,
-        execution.attempt,
-        execution.leased_at,
-        bool(recorder.events(entry)),
-        entry.cause,
+    values = _values(entries, recorder, [None] * len(entries))
+    values.update(dict.fromkeys(_RARE))
+    events = [
+        (number, n, event)
+        for number, entry in enumerate(entries, 1)
+        for n, event in enumerate(recorder.events(entry), 1)
+    ]
+    if not events:
+        return _SQL["commit_plain"](**values)
+    return _SQL["commit_with_events"](
+        **values,
+        event_numbers=[number for number, _, _ in events],
+        event_ns=[n for _, n, _ in events],
+        event_sinks=[event.sink for _, _, event in events],
+        event_types=[event.type for _, _, event in events],
+        event_subjects=[event.subject for _, _, event in events],
+        event_datas=[event.data for _, _, event in events],
     )
 
 
 def _full_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
     return _SQL["commit"](
-        ids=[entry.execution.id for entry in entries],
-        lease_tokens=[entry.execution.lease_token for entry in entries],
-        step_seqs=[entry.execution.step_seq for entry in entries],
-        kinds=[entry.kind for entry in entries],
-        steps=[entry.step for entry in entries],
-        payloads=[entry.payload for entry in entries],
-        errors=[entry.error for entry in entries],
-        failures=[entry.failure for entry in entries],
-        delays=[entry.delay for entry in entries],
-        awaits=[None if entry.awaits is None else text_array(entry.awaits) for entry in entries],
-        presented=[id_array(entry.presented) for entry in entries],
-        timeouts=[entry.timeout for entry in entries],
-        deadlines=[entry.deadline for entry in entries],
-        children=[len(entry.children) for entry in entries],
-        switches_keys=[entry.switches_key for entry in entries],
-        concurrency_keys=[entry.concurrency_key for entry in entries],
-        consumed=[id_array(entry.consumed) if entry.consumed else None for entry in entries],
-        rate_limits=[entry.rate_limit for entry in entries],
-        weights=[entry.weight for entry in entries],
-        **_record(entries, recorder),
+        **_values(entries, recorder, [_rare(entry) for entry in entries]),
+        presented=_column([id_array(entry.presented) if entry.presented else None for entry in entries]),
+        deadlines=_column([entry.deadline for entry in entries]),
+        concurrency_keys=_column([entry.concurrency_key for entry in entries]),
+        consumed=_column([id_array(entry.consumed) if entry.consumed else None for entry in entries]),
     )
 
 
-def _record(entries: Sequence[CommitEntry], recorder: Recorder) -> dict[str, Any]:
-    """The parameters for the execution records."""
+def _values(
+    entries: Sequence[CommitEntry], recorder: Recorder, rare: Sequence[tuple[Any, ...] | None]
+) -> dict[str, Any]:
+    """The parameters of all commits. Values that many outcomes of a batch have in common are a profile."""
+    profiles: dict[tuple[Any, ...], int] = {}
+    numbers: list[int] = []
+    for entry, more in zip(entries, rare, strict=True):
+        execution = entry.execution
+        profile = (
+            entry.kind,
+            entry.step,
+            entry.error,
+            entry.delay,
+            execution.step,
+            execution.attempt,
+            execution.leased_at,
+            entry.effect is not None or bool(recorder.events(entry)),
+            entry.cause,
+            more,
+        )
+        numbers.append(profiles.setdefault(profile, len(profiles) + 1))
+    # Lists: psycopg sends tuples as composite values.
+    columns = map(list, zip(*map(_resolved, profiles), strict=True)) if profiles else [[]] * len(_PROFILE)
     return {
+        "ids": id_array([entry.execution.id for entry in entries]),
+        "lease_tokens": id_array([entry.execution.lease_token for entry in entries]),
+        "step_seqs": id_array([entry.execution.step_seq for entry in entries]),
+        "profiles": id_array(numbers),
+        "payloads": _SEPARATOR.join([entry.payload or "" for entry in entries]),
+        "started_ats": _seconds_array(entries),
+        "failures": _column([entry.failure for entry in entries]),
         "worker": recorder.worker,
         "record": recorder.level,
         "grace": recorder.grace,
-        "finishes_later": [entry.effect is not None or bool(recorder.events(entry)) for entry in entries],
-        "causes": [entry.cause for entry in entries],
-        "from_steps": [entry.execution.step for entry in entries],
-        "attempts": [entry.execution.attempt for entry in entries],
-        "leased_ats": [entry.execution.leased_at for entry in entries],
-        "started_ats": _seconds_array(entries),
+        **{name: _column(column) for name, column in zip(_PROFILE, columns, strict=True)},
     }
+
+
+def _rare(entry: CommitEntry) -> tuple[Any, ...]:
+    return (
+        None if entry.awaits is None else text_array(entry.awaits),
+        entry.timeout,
+        len(entry.children) if entry.kind == "schedule_children" else None,
+        entry.switches_key,
+        entry.rate_limit,
+        entry.weight,
+    )
+
+
+def _resolved(profile: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Resolve a profile to the columns that it sets."""
+    kind, step, error, delay, from_step, attempt, leased_at, finishes_later, cause, rare = profile
+    transition = TRANSITIONS[kind]
+    status = transition.status
+    awaits, timeout, children, *more = rare or (None,) * 6
+    if children == 0:
+        status = "runnable"
+    return (
+        status,
+        transition.outcome,
+        int(transition.advances),
+        transition.repeats,
+        transition.keeps_crashes,
+        0 if transition.moves else min(attempt, _MAX_INT - 1) + 1 if kind == "retry" else None,
+        step if transition.moves else None,
+        error,
+        delay or _NO_DELAY if status == "runnable" and kind != "release" else None,
+        from_step,
+        attempt,
+        leased_at,
+        finishes_later,
+        cause,
+        awaits,
+        timeout,
+        children,
+        *more,
+    )
+
+
+def _column(values: list[Any]) -> list[Any] | None:
+    """Return the values of a column, or `None` if all are `None`: the shortest array without a value."""
+    return None if values.count(None) == len(values) else values
 
 
 def _seconds_array(entries: Sequence[CommitEntry]) -> str:

@@ -1,238 +1,192 @@
 -- Group commit: the outcomes of many executions in one transaction.
 --
 -- Guard of every write: (id, lease_token, step_seq). The token alone is not enough: a chained step keeps its lease, so an outcome
--- that is sent twice (the answer to a COMMIT was lost) would be applied twice. A row that is not returned was stale. All other
+-- that is sent twice (the answer to a COMMIT was lost) would be applied twice. An outcome that is not returned was stale. All other
 -- CTEs read only the rows that the guarded update returned, so nothing is written for a stale outcome.
 -- A requested cancel overrides every outcome that is not committed yet.
--- The worker converts started_at from its own clock, so it may be off by a round trip. It is stored as at least the moment of the
--- lease and at most the moment of the commit.
+-- The statements return one row per distinct result, with the numbers of its outcomes: a row per outcome costs more to read.
 
 -- name: commit_plain
--- Commit next, retry, done, stop and continue of rows without parent, concurrency key or awaited signals: the hot path. One
--- statement, which is also the transaction. It costs two thirds of `commit` and sets the columns that both set alike.
--- Locks: the rows themselves.
-{update_plain}
-{audited}
-)
-select id, lease_token, status::text as status, has_signals, queue, continued_at, null::text[] as released from committed
+-- Commit outcomes that write only their own row: the hot path. One statement, which is also the transaction.
+-- Locks: the rows themselves, in the given order.
+with {committed}, {recorded}, {audited}, {results}
+select results.*, null::text[] as released from results
 
 -- name: commit_with_events
 -- Commit like `commit_plain`, and insert the events of these outcomes in the outbox.
-{update_plain}
-{audited}
-), emitted as (
-  insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data)
-  select committed.id, committed.step_seq, event.n, event.sink, event.type, event.subject, event.data::jsonb
-    from unnest(:event_ids::bigint[], :event_tokens::bigint[], :event_ns::int[], :event_sinks::text[], :event_types::text[],
-                :event_subjects::text[], :event_datas::text[]) with ordinality
-         as event (id, lease_token, n, sink, type, subject, data, ord)
-    join committed on committed.id = event.id and committed.lease_token = event.lease_token
-   where not committed.is_cancelled
-   order by event.ord
-)
-select id, lease_token, status::text as status, has_signals, queue, continued_at, null::text[] as released from committed
+with {committed}, {recorded}, {audited}, {emitted}, {results}
+select results.*, null::text[] as released from results
 
--- part: update_plain
--- The guarded update of commit_plain and commit_with_events, and the execution records.
+-- name: commit
+-- Commit any mix of outcomes, and with them: consumed signals, the barrier of the parent, execution records, audit events.
+-- Locks: outcome rows, in the given order; then parents, ids descending (join_parents); then signals.
+-- Later statements of the same transaction run only if a returned row needs them: children, fix_barriers, recheck, sweep, ungate.
+with {committed}, {recorded}, {audited}, {released}, {consumed}, {deleted_signals}, {deduplicating_signals},
+     {results}
+select results.*, (select released.queues from released) as released from results
+
+-- part: committed
+-- The guarded update. `_resolved` in commit.py has resolved each outcome to the columns that it sets. A row whose cancel is requested
+-- becomes cancelled and keeps the other columns.
 -- Many outcomes of a batch differ only in their ids and payloads. The other values are sent once per distinct combination, a
 -- profile; :profiles has the number of the profile of each outcome. Numbers and payloads are sent as text, because drivers encode
 -- arrays slowly. JSON text never contains the separator. OFFSET 0 keeps the planner from evaluating the subscripts once per use.
-with committed as (
+-- `any (array[o.id])` forces a nested loop in the order of the outcomes. With `g.id = o.id`, a plan from when the table was small
+-- is a merge join: it locks rows in another order, and reads the whole table when that has grown.
+committed as (
   update gen_durable.gen_durable g
-     set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
-                       when o.kind = 'continue' then 'executing' when o.kind in ('next', 'retry') then 'runnable'
-                       when o.kind = 'done' then 'done' else 'failed' end,
-         step = case when g.cancel_requested_at is null and o.kind in ('continue', 'next') then o.step else g.step end,
-         state = case when g.cancel_requested_at is null and o.kind in ('continue', 'next', 'retry') and o.payload is not null
+     set status = case when g.cancel_requested_at is null then o.status else 'cancelled' end,
+         step = case when g.cancel_requested_at is null and o.step is not null then o.step else g.step end,
+         state = case when g.cancel_requested_at is null and o.status <> 'done' and o.payload is not null
                       then o.payload::jsonb else g.state end,
-         result = case when g.cancel_requested_at is null and o.kind = 'done' then o.payload::jsonb end,
+         result = case when g.cancel_requested_at is null and o.status = 'done' then o.payload::jsonb end,
          -- done clears the error; earlier failures stay in the execution records.
-         last_error = case when g.cancel_requested_at is not null then g.last_error when o.kind = 'done' then o.error
+         last_error = case when g.cancel_requested_at is not null then g.last_error when o.status = 'done' then o.error
                            else coalesce(o.error, g.last_error) end,
-         error = case when g.cancel_requested_at is not null or o.kind not in ('done', 'stop') then g.error end,
-         step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind <> 'retry')::int,
-         execution = g.execution + (g.cancel_requested_at is null and o.kind = 'continue' and g.execution < 2147483647)::int,
-         -- An ended instance keeps the attempt at which it ended.
-         attempt = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop') then g.attempt
-                        when o.kind = 'retry' then least(g.attempt, 2147483646) + 1 else 0 end,
-         crash_count = 0, awaits = null, presented = null, timed_out = false,
-         lease_token = case when g.cancel_requested_at is null and o.kind = 'continue' then g.lease_token end,
-         lease_expires_at = case when g.cancel_requested_at is null and o.kind = 'continue'
-                                 then greatest(g.lease_expires_at, statement_timestamp() + :grace::interval) end,
-         locked_by = case when g.cancel_requested_at is null and o.kind = 'continue' then g.locked_by end,
-         leased_at = case when g.cancel_requested_at is null and o.kind = 'continue' then statement_timestamp() end,
+         -- An ended instance has the error that ended it, or none.
+         error = case when g.cancel_requested_at is not null then g.error when o.status in ('done', 'failed', 'cancelled')
+                      then o.failure::jsonb else coalesce(o.failure::jsonb, g.error) end,
+         step_seq = g.step_seq + case when g.cancel_requested_at is null then o.advance else 0 end,
+         execution = g.execution + (g.cancel_requested_at is null and o.status = 'executing' and g.execution < 2147483647)::int,
+         attempt = case when g.cancel_requested_at is null and o.next_attempt is not null then o.next_attempt else g.attempt end,
+         crash_count = case when o.keeps_crashes then g.crash_count else 0 end,
+         -- A step that may run again must see the same awaited names and timed_out.
+         awaits = case when g.cancel_requested_at is not null or o.repeats then g.awaits else o.awaits::text[] end,
+         presented = case when g.cancel_requested_at is null then o.presented::bigint[] end,
+         timed_out = g.timed_out and (g.cancel_requested_at is not null or o.repeats),
+         -- Kept for a retry, like awaits. It is in an index: if a chained commit changed it, the update would not be HOT.
+         await_deadline = case when g.cancel_requested_at is null and o.status = 'awaiting_signal'
+                               then coalesce(o.deadline, statement_timestamp() + o.timeout) else g.await_deadline end,
+         spawn_round = case when g.cancel_requested_at is null and o.children is not null then g.step_seq + 1
+                            else g.spawn_round end,
+         children_pending = case when g.cancel_requested_at is null then coalesce(o.children, 0) else 0 end,
+         concurrency_key = case when g.cancel_requested_at is null and o.switches_key then o.concurrency_key
+                                else g.concurrency_key end,
+         concurrency_slot = case when g.cancel_requested_at is null and o.status = 'executing' then g.concurrency_slot end,
+         -- A rate limit applies to one step. It is kept while that step may run again; the next step has its own or none.
+         rate_limit = case when g.cancel_requested_at is null and o.step is not null then o.rate_limit else g.rate_limit end,
+         weight = case when g.cancel_requested_at is null and o.step is not null then o.weight else g.weight end,
+         lease_token = case when g.cancel_requested_at is null and o.status = 'executing' then g.lease_token end,
+         -- Not cleared: the execution record needs the value, and RETURNING has only new values before PostgreSQL 18.
+         lease_expires_at = case when g.cancel_requested_at is null and o.status = 'executing'
+                                 then greatest(g.lease_expires_at, statement_timestamp() + :grace::interval)
+                                 else g.lease_expires_at end,
+         locked_by = case when g.cancel_requested_at is null and o.status = 'executing' then g.locked_by end,
+         leased_at = case when g.cancel_requested_at is null and o.status = 'executing' then statement_timestamp() end,
          started_at = null,
-         eligible_at = case when g.cancel_requested_at is null and o.kind in ('next', 'retry')
-                            then statement_timestamp() + coalesce(o.delay, '0') else g.eligible_at end,
-         finished_at = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop')
+         eligible_at = case when g.cancel_requested_at is null and o.delay is not null
+                            then statement_timestamp() + o.delay else g.eligible_at end,
+         cancel_reason = case when g.cancel_requested_at is null and o.status = 'cancelled' then o.error else g.cancel_reason end,
+         finished_at = case when g.cancel_requested_at is not null or o.status in ('done', 'failed', 'cancelled')
                             then statement_timestamp() end,
          updated_at = statement_timestamp()
-    from (select row.*, (:kinds::text[])[profile] as kind, (:steps::text[])[profile] as step,
+    from (select outcome.*, ((select :statuses::text[]::gen_durable.durable_status[]))[profile] as status,
+                 (:names::text[])[profile] as name, (:advances::int[])[profile] as advance,
+                 (:repeats::boolean[])[profile] as repeats, (:keeps_crashes::boolean[])[profile] as keeps_crashes,
+                 (:next_attempts::int[])[profile] as next_attempt, (:steps::text[])[profile] as step,
                  (:errors::text[])[profile] as error, (:delays::interval[])[profile] as delay,
                  (:from_steps::text[])[profile] as from_step, (:attempts::int[])[profile] as attempt,
                  (:leased_ats::timestamptz[])[profile] as leased_at, (:finishes_later::boolean[])[profile] as finishes_later,
-                 (:causes::text[])[profile] as cause
-            from unnest(:ids::text::bigint[], :lease_tokens::text::bigint[], :step_seqs::text::bigint[],
-                        :profiles::text::int[], string_to_array(:payloads::text, e'\x1e', ''),
-                        :started_ats::text::double precision[])
-                 as row (id, lease_token, step_seq, profile, payload, started_at)
+                 (:causes::text[])[profile] as cause, (:awaits::text[])[profile] as awaits,
+                 (:timeouts::interval[])[profile] as timeout, (:children::int[])[profile] as children,
+                 (:switches_keys::boolean[])[profile] as switches_key, (:rate_limits::text[])[profile] as rate_limit,
+                 (:weights::int[])[profile] as weight
+            from unnest(:ids::text::bigint[], :lease_tokens::text::bigint[], :step_seqs::text::bigint[], :profiles::text::int[],
+                        string_to_array(:payloads::text, e'\x1e', ''), :started_ats::text::double precision[], :failures::text[],
+                        :presented::text[], :deadlines::timestamptz[], :concurrency_keys::text[], :consumed::text[])
+                 with ordinality
+                 as outcome (id, lease_token, step_seq, profile, payload, started_at, failure, presented, deadline, concurrency_key,
+                             consumed, number)
           offset 0) o
-   where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
-  returning g.id, o.lease_token, g.status, g.has_signals, g.queue, g.step_seq, g.execution, g.leased_at as continued_at,
-            g.lease_expires_at, g.cancel_requested_at is not null as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at,
+   where g.id = any (array[o.id]) and g.lease_token = o.lease_token and g.step_seq = o.step_seq
+  returning o.number, g.id, g.status, g.has_signals, g.queue, g.parent_id, g.parent_round, g.step_seq,
+            o.step_seq + 1 as next_seq, g.execution - (g.status = 'executing')::int as execution, o.attempt, o.name, o.from_step,
+            g.step, o.error, o.cause, o.finishes_later, o.leased_at, g.lease_expires_at,
+            -- The worker converts started_at from its own clock, so it may be off by a round trip.
             case when o.started_at is not null
                  then greatest(least(to_timestamp(o.started_at), statement_timestamp()), o.leased_at) end as started_at,
-            o.error, o.finishes_later, g.step, g.cancelled_by, g.cancel_reason, o.cause
-), recorded as (
+            g.cancelled_by, g.cancel_reason, case when g.status <> 'cancelled' then o.consumed::bigint[] end as consumed
+)
+
+-- part: recorded
+-- The execution records. An execution that did not advance step_seq is ABORTED.
+recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
                                       leased_at, lease_expires_at, started_at, finished_at, error)
-  select id, step_seq + (is_cancelled or kind = 'retry')::int, execution - (kind = 'continue' and not is_cancelled)::int, attempt,
-         case when is_cancelled or kind = 'retry' then 'ABORTED' when finishes_later then 'COMMITTED' else 'DONE' end,
-         case when is_cancelled then 'cancelled' when kind = 'continue' then 'next' else kind end, from_step, :worker::text,
-         -- A chained step keeps its lease. Any other row has none now; the subquery reads the row as it was before the update.
-         leased_at, coalesce(lease_expires_at, (select before.lease_expires_at from gen_durable.gen_durable before
-                                                 where before.id = committed.id)),
+  select id, next_seq, execution, attempt,
+         case when step_seq < next_seq then 'ABORTED' when finishes_later then 'COMMITTED' else 'DONE' end,
+         case when status = 'cancelled' then 'cancelled' else name end, from_step, :worker::text, leased_at, lease_expires_at,
          started_at, statement_timestamp(), error
     from committed
-   where :record::text = 'all' or :record::text = 'failures' and (is_cancelled or kind in ('retry', 'stop'))
+   where :record::text = 'all' or :record::text = 'failures' and (step_seq < next_seq or status = 'failed')
+)
 
 -- part: audited
 -- One audit event per committed outcome. Failures and cancels are written at level `failures`; so is a retry with an error, but
 -- not a retry that the step returned without one.
-), audited as (
+audited as (
   insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
-  select id, case when is_cancelled then 'cancelled' when kind = 'retry' then 'retried' when kind = 'stop' then 'failed'
-                  when kind in ('release', 'rejoin') then 'released' else 'succeeded' end,
-         case when is_cancelled then cancelled_by end, case when is_cancelled then cancel_reason end,
+  select id, case when status = 'cancelled' then 'cancelled' when status = 'failed' then 'failed' when name = 'retry' then 'retried'
+                  when step_seq < next_seq then 'released' else 'succeeded' end,
+         case when status = 'cancelled' then cancelled_by end, case when status = 'cancelled' then cancel_reason end,
          jsonb_strip_nulls(jsonb_build_object(
-           'step', from_step, 'step_seq', step_seq + (is_cancelled or kind in ('retry', 'release', 'rejoin'))::int,
-           'execution', execution - (kind = 'continue' and not is_cancelled)::int, 'attempt', attempt, 'worker', :worker::text,
-           'outcome', case when not is_cancelled and kind not in ('retry', 'stop', 'release', 'rejoin')
-                           then case kind when 'continue' then 'next' else kind end end,
-           'to', case when not is_cancelled and kind in ('continue', 'next', 'await', 'schedule_children') then step end,
-           'cause', case when not is_cancelled and kind = 'stop' then cause end, 'error', case when not is_cancelled then error end,
+           'step', from_step, 'step_seq', next_seq, 'execution', execution, 'attempt', attempt, 'worker', :worker::text,
+           'outcome', case when step_seq = next_seq and status <> 'failed' then name end,
+           'to', case when step_seq = next_seq and status not in ('done', 'failed') then step end,
+           'cause', case when status = 'failed' then cause end, 'error', case when status <> 'cancelled' then error end,
            'started_at', started_at))
     from committed
    where (select s.audit from gen_durable.settings s)
-         >= case when is_cancelled or kind = 'stop' or kind = 'retry' and error is not null
+         >= case when status in ('cancelled', 'failed') or name = 'retry' and error is not null
                  then 'failures'::gen_durable.audit_level else 'all' end
+)
 
--- name: commit
--- Commit any mix of outcomes, and with them: consumed signals, the barrier of the parent, execution records, audit events.
--- Locks: outcome rows; then parents, ids descending (join_parents); then signals.
--- Later statements of the same transaction run only if a returned row needs them: children, fix_barriers, recheck, sweep, ungate.
-with committed as (
-  update gen_durable.gen_durable g
-     set status = case when g.cancel_requested_at is not null or o.kind = 'cancel'
-                       then 'cancelled'::gen_durable.durable_status
-                       when o.kind = 'continue' then 'executing' when o.kind in ('next', 'retry', 'release') then 'runnable'
-                       when o.kind = 'await' then 'awaiting_signal'
-                       when o.kind = 'rejoin' then 'awaiting_children'
-                       when o.kind = 'schedule_children' and o.children > 0 then 'awaiting_children'
-                       when o.kind = 'schedule_children' then 'runnable'
-                       when o.kind = 'done' then 'done' else 'failed' end,
-         step = case when g.cancel_requested_at is null and o.kind in ('continue', 'next', 'await', 'schedule_children')
-                     then o.step else g.step end,
-         state = case when g.cancel_requested_at is null and o.kind not in ('done', 'stop', 'release', 'rejoin')
-                           and o.payload is not null then o.payload::jsonb else g.state end,
-         result = case when g.cancel_requested_at is null and o.kind = 'done' then o.payload::jsonb end,
-         last_error = case when g.cancel_requested_at is not null then g.last_error when o.kind = 'done' then o.error
-                           else coalesce(o.error, g.last_error) end,
-         -- An ended instance has the error that ended it, or none.
-         error = case when g.cancel_requested_at is not null then g.error
-                      when o.kind in ('done', 'stop', 'cancel') then o.failure::jsonb
-                      else coalesce(o.failure::jsonb, g.error) end,
-         step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind not in ('retry', 'release', 'rejoin', 'cancel'))::int,
-         execution = g.execution + (g.cancel_requested_at is null and o.kind = 'continue' and g.execution < 2147483647)::int,
-         attempt = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop', 'cancel', 'release', 'rejoin')
-                        then g.attempt
-                        when o.kind = 'retry' then least(g.attempt, 2147483646) + 1 else 0 end,
-         crash_count = case when o.kind in ('release', 'rejoin') then g.crash_count else 0 end,
-         -- A step that may run again must see the same awaited names and timed_out: a step that is retried or released, and one
-         -- that ended its instance, which may be retried.
-         awaits = case when g.cancel_requested_at is null and o.kind = 'await' then o.awaits::text[]
-                       when g.cancel_requested_at is not null or o.kind in ('retry', 'release', 'rejoin', 'stop', 'cancel')
-                       then g.awaits end,
-         presented = case when g.cancel_requested_at is null and o.kind = 'await' then o.presented::bigint[] end,
-         timed_out = g.timed_out and (g.cancel_requested_at is not null
-                                      or o.kind in ('retry', 'release', 'rejoin', 'stop', 'cancel')),
-         -- Kept for a retry, like awaits. It is in an index: if a chained commit changed it, the update would not be HOT.
-         await_deadline = case when g.cancel_requested_at is null and o.kind = 'await'
-                               then coalesce(o.deadline, statement_timestamp() + o.timeout) else g.await_deadline end,
-         spawn_round = case when g.cancel_requested_at is null and o.kind = 'schedule_children' then g.step_seq + 1
-                            else g.spawn_round end,
-         children_pending = case when g.cancel_requested_at is null and o.kind = 'schedule_children' then o.children else 0 end,
-         concurrency_key = case when g.cancel_requested_at is null and o.switches_key then o.concurrency_key
-                                else g.concurrency_key end,
-         concurrency_slot = case when g.cancel_requested_at is null and o.kind = 'continue' then g.concurrency_slot end,
-         -- A rate limit applies to one step. It is kept while that step may run again; the next step has its own or none.
-         rate_limit = case when g.cancel_requested_at is null and o.kind in ('continue', 'next', 'await', 'schedule_children')
-                           then o.rate_limit else g.rate_limit end,
-         weight = case when g.cancel_requested_at is null and o.kind in ('continue', 'next', 'await', 'schedule_children')
-                       then o.weight else g.weight end,
-         lease_token = case when g.cancel_requested_at is null and o.kind = 'continue' then g.lease_token end,
-         lease_expires_at = case when g.cancel_requested_at is null and o.kind = 'continue'
-                                 then greatest(g.lease_expires_at, statement_timestamp() + :grace::interval) end,
-         locked_by = case when g.cancel_requested_at is null and o.kind = 'continue' then g.locked_by end,
-         leased_at = case when g.cancel_requested_at is null and o.kind = 'continue' then statement_timestamp() end,
-         started_at = null,
-         eligible_at = case when g.cancel_requested_at is null and o.kind in ('next', 'retry', 'schedule_children')
-                            then statement_timestamp() + coalesce(o.delay, '0') else g.eligible_at end,
-         cancel_reason = case when g.cancel_requested_at is null and o.kind = 'cancel' then o.error else g.cancel_reason end,
-         finished_at = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop', 'cancel')
-                            then statement_timestamp() end,
-         updated_at = statement_timestamp()
-    from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :kinds::text[], :steps::text[],
-                :payloads::text[], :errors::text[], :failures::text[], :delays::interval[], :awaits::text[], :presented::text[],
-                :timeouts::interval[], :deadlines::timestamptz[], :children::int[], :switches_keys::boolean[],
-                :concurrency_keys::text[], :consumed::text[], :from_steps::text[], :attempts::int[],
-                :leased_ats::timestamptz[], :started_ats::text::double precision[], :finishes_later::boolean[],
-                :rate_limits::text[], :weights::int[], :causes::text[])
-         as o (id, lease_token, step_seq, kind, step, payload, error, failure, delay, awaits, presented, timeout, deadline, children,
-               switches_key, concurrency_key, consumed, from_step, attempt, leased_at, started_at, finishes_later,
-               rate_limit, weight, cause)
-   where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
-  returning g.id, o.lease_token, g.status, g.step_seq, g.has_signals, g.queue, g.parent_id, g.parent_round,
-            g.status in ('done', 'failed', 'cancelled') as has_ended, g.execution, g.leased_at as continued_at, g.lease_expires_at,
-            g.cancel_requested_at is not null or o.kind = 'cancel' as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at,
-            case when o.started_at is not null
-                 then greatest(least(to_timestamp(o.started_at), statement_timestamp()), o.leased_at) end as started_at,
-            o.error, o.finishes_later, g.step, g.cancelled_by, g.cancel_reason, o.cause,
-            case when g.cancel_requested_at is null and o.kind in ('continue', 'next', 'schedule_children')
-                 then o.consumed::bigint[] end as consumed
-), recorded as (
-  insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
-                                      leased_at, lease_expires_at, started_at, finished_at, error)
-  select id, step_seq + (is_cancelled or kind in ('retry', 'release', 'rejoin'))::int,
-         execution - (kind = 'continue' and not is_cancelled)::int, attempt,
-         case when is_cancelled or kind in ('retry', 'release', 'rejoin') then 'ABORTED'
-              when finishes_later then 'COMMITTED' else 'DONE' end,
-         case when is_cancelled then 'cancelled' when kind = 'continue' then 'next' when kind = 'release' then 'shutdown'
-              else kind end,
-         from_step, :worker::text, leased_at,
-         coalesce(lease_expires_at, (select before.lease_expires_at from gen_durable.gen_durable before
-                                      where before.id = committed.id)),
-         started_at, statement_timestamp(), error
-    from committed
-   where :record::text = 'all' or :record::text = 'failures' and (is_cancelled or kind in ('retry', 'release', 'rejoin', 'stop'))
-{audited}
-), released as materialized (
+-- part: emitted
+-- The events of outcomes that are not cancelled.
+emitted as (
+  insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data)
+  select committed.id, committed.step_seq, event.n, event.sink, event.type, event.subject, event.data::jsonb
+    from unnest(:event_numbers::bigint[], :event_ns::int[], :event_sinks::text[], :event_types::text[], :event_subjects::text[],
+                :event_datas::text[]) with ordinality
+         as event (number, n, sink, type, subject, data, ord)
+    join committed using (number)
+   where committed.status <> 'cancelled'
+   order by event.ord
+)
+
+-- part: released
+-- Count down the barriers of parents; the queues of those that are released.
+released as materialized (
   select array_agg(distinct queue) as queues
     from (select array_agg(parent_id) as parents, array_agg(parent_round) as rounds from committed
-           where has_ended and parent_id is not null having count(*) > 0) ended
+           where status in ('done', 'failed', 'cancelled') and parent_id is not null having count(*) > 0) ended
    cross join lateral gen_durable.join_parents(ended.parents, ended.rounds) as queue
-), consumed as (                                          -- only the signals that the step has received
+)
+
+-- part: consumed
+-- Only the signals that the step has received.
+consumed as (
   select unnest(committed.consumed) as id, committed.step_seq from committed where committed.consumed is not null
-), deleted_signals as (
+)
+
+-- part: deleted_signals
+deleted_signals as (
   delete from gen_durable.signals s using consumed where s.id = consumed.id and s.dedup_key is null
-), deduplicating_signals as (                             -- kept without payload: a late duplicate is still recognized
+)
+
+-- part: deduplicating_signals
+-- Kept without payload: a late duplicate is still recognized.
+deduplicating_signals as (
   update gen_durable.signals s set consumed_seq = consumed.step_seq, payload = 'null'
     from consumed where s.id = consumed.id and s.dedup_key is not null
 )
-select committed.id, committed.lease_token, committed.status::text as status, committed.has_signals, committed.queue,
-       committed.continued_at,
-       (select released.queues from released) as released
-  from committed
+
+-- part: results
+results as (
+  select status::text as status, has_signals, case when status = 'runnable' then queue end as queue,
+         statement_timestamp() as committed_at, array_agg(number)::text as numbers
+    from committed group by 1, 2, 3
+)
 
 -- name: check_limits
 -- Before outcomes that name a rate limit: raise if a weight exceeds the burst. The limit may be created later.

@@ -119,7 +119,7 @@ def _facts(found: InstanceDetails) -> Iterator[tuple[str, str | None]]:
     yield "due", _when(row["eligible_at"], now) if row["status"] == Status.RUNNABLE else None
     yield "deadline", _when(row["await_deadline"], now)
     yield "ended", _when(row["finished_at"], now)
-    yield "lease", _when(details["lease_expires_at"], now)
+    yield "lease", _when(details["lease_expires_at"], now) if row["status"] == Status.EXECUTING else None
     yield (
         "cancelled" if row["status"] == Status.CANCELLED else "cancel requested",
         _action(details["cancel_requested_at"], details["cancelled_by"], details["cancel_reason"], now),

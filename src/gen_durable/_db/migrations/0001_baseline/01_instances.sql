@@ -59,7 +59,7 @@ create table gen_durable.gen_durable (
   step_seq            bigint not null default 0,          -- number of committed transitions
   execution           int not null default 0,             -- number of executions, the live one included
   lease_token         bigint,                             -- random per pick; the guard of every write of an execution
-  lease_expires_at    timestamptz,
+  lease_expires_at    timestamptz,                        -- of an executing row; afterwards that of its last lease, or null
   leased_at           timestamptz,
   started_at          timestamptz,                        -- when its step started; set only for steps that take long
   locked_by           text,                               -- name of the worker; informational, the token is the guard
