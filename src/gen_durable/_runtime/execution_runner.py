@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import logging
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -21,31 +18,27 @@ from .._db.failures import StatementError
 from .._db.lease import CrashPolicy, reap_execution
 from .._db.pool import Database
 from .._running import running
-from ..telemetry import HandlerMissing, OutcomeStale, ReaperReaped, SchedulerDrain, StepStop
+from ..telemetry import ReaperReaped, SchedulerDrain
 from . import shutdown_timeouts
 from .capacity import Capacity
-from .executor import Executor, log_failure
+from .execution_reports import ExecutionReports
+from .executor import Executor
 from .flusher import Flusher
 from .heartbeat import Heartbeat
 from .in_flight import InFlight, Phase
 from .paused_queues import PausedQueues
 from .processes.process_pool import ProcessDiedError
+from .step_tasks import StepTasks
 from .worker_context import WorkerContext
 
 __all__ = ["ExecutionRunner"]
-
-_log: Final = logging.getLogger("gen_durable.worker")
-# Seconds for which ready executions run before other work of the event loop gets its turn.
-_TIME_SLICE: Final = 0.005
-_MAX_RUNNERS: Final = 64
 
 
 class ExecutionRunner:
     """Runs leased executions of one queue: step, commit, next step on the same lease.
 
-    One task runs the ready executions, one step after the other. When a step suspends, the task belongs to that step
-    alone, and a new task runs the other executions. So only steps that suspend cost a task, and a step always has the
-    same current task. An execution holds capacity while its step runs, and gives it back during the commit.
+    An execution holds capacity while its step runs, and gives it back during the commit. It has a task only while its
+    step runs or its effect is committed.
     """
 
     def __init__(
@@ -77,20 +70,16 @@ class ExecutionRunner:
         self._heartbeat = heartbeat
         self._on_bug = on_bug
         self._loop = asyncio.get_running_loop()
-        # Steps start in a copy of it: they do not see context variables of each other or of the engine's tasks.
-        self._contextvars = contextvars.copy_context()
+        self._reports = ExecutionReports(queue, context)
+        self._steps = StepTasks(self._run_step, on_pause=lambda: self.on_capacity_freed(), on_bug=on_bug)
         self._in_flight: dict[Lease, InFlight] = {}
-        self._ready: deque[InFlight] = deque()
-        # The tasks that run ready executions and have not suspended yet.
-        self._runners: set[asyncio.Task[None]] = set()
-        # How many of them to start at once: grows while steps suspend, because each such step needs a task.
-        self._runner_count = 1
         # Executions that have ended and whose leases are still renewed.
         self._ended: list[InFlight] = []
         self._may_chain = True
         # Set when an execution has ended, and when the wait for running steps is skipped.
         self._changed = asyncio.Event()
         self._is_drain_skipped = False
+        self._is_drained = False
 
     @property
     def in_flight(self) -> int:
@@ -110,16 +99,9 @@ class ExecutionRunner:
 
     def rejoin(self, one: InFlight) -> None:
         """Return a leased parent to its barrier, because a child is live again."""
-        execution = one.execution
-        _log.info(
-            "step waits for children again: %s %d, step %s; %d children were retried",
-            execution.fsm,
-            execution.id,
-            execution.step,
-            execution.live_children,
-        )
+        self._reports.rejoined(one.execution)
         self._in_flight[one.lease] = one
-        self._submit(one, rejoin(execution))
+        self._submit(one, rejoin(one.execution))
 
     def cancel(self, lease: Lease) -> None:
         """Pass a cancel request to the step; interrupt the step if it has not started, or if it allows that."""
@@ -150,7 +132,7 @@ class ExecutionRunner:
         # A step in a thread cannot be interrupted; it can check this flag.
         one.execution.cancellation.is_requested = True
         one.is_lost = True
-        self._log_lost(one.execution)
+        self._reports.lost(one.execution)
         self._stop(one)
 
     def stop_chaining(self) -> None:
@@ -169,6 +151,8 @@ class ExecutionRunner:
         # Executions that were leased ahead do not start any more.
         released = await self._give_back([*self._at(Phase.WAITING), *self._at(Phase.READY)])
         await self._wait_until(lambda: not self._in_flight or self._is_drain_skipped, timeout.total_seconds())
+        # The commit of a step may still be acknowledged, but the next step does not start.
+        self._is_drained = True
         released += await self._give_back(
             [*self._at(Phase.WAITING), *self._at(Phase.READY), *self._at(Phase.IN_STEP)]
         )
@@ -213,7 +197,9 @@ class ExecutionRunner:
 
     def _admit(self, one: InFlight) -> None:
         """Run the step of this execution once it has capacity."""
-        if self.capacity.acquire(one):
+        if self._is_drained:
+            self._submit(one, release(one.execution))
+        elif self.capacity.acquire(one):
             self._make_ready(one)
         else:
             one.phase = Phase.WAITING
@@ -229,9 +215,7 @@ class ExecutionRunner:
 
     def _make_ready(self, one: InFlight) -> None:
         one.phase = Phase.READY
-        self._ready.append(one)
-        if not self._runners:
-            self._start_runners()
+        self._steps.add(one)
 
     def _withdraw(self, one: InFlight) -> None:
         """Give up the capacity of a step that has not started, or the wait for it."""
@@ -240,7 +224,7 @@ class ExecutionRunner:
             one.waiting_since = None
         else:
             if one.granted is None:
-                self._ready.remove(one)
+                self._steps.remove(one)
             self.capacity.release()
         one.phase = Phase.COMMITTING
 
@@ -253,46 +237,6 @@ class ExecutionRunner:
             self._end(one)
         else:
             one.task.cancel()
-
-    def _start_runners(self) -> None:
-        until = time.monotonic() + _TIME_SLICE
-        for _ in range(min(self._runner_count, len(self._ready))):
-            task = self._loop.create_task(self._run_ready(until), context=self._contextvars.copy())
-            task.add_done_callback(self._on_runner_ended)
-            self._runners.add(task)
-            # Called when the task has suspended, or after it has ended.
-            self._loop.call_soon(self._on_runner_suspended, task)
-
-    def _on_runner_suspended(self, task: asyncio.Task[None]) -> None:
-        if task in self._runners:
-            self._runners.discard(task)
-            if not task.done():
-                self._runner_count = min(self._runner_count + 1, _MAX_RUNNERS)
-            if self._ready and not self._runners:
-                self._start_runners()
-
-    def _on_runner_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_bug(error)
-
-    async def _run_ready(self, until: float) -> None:
-        """Run ready executions one after the other, until a step suspends or the time slice is used up."""
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - this is a coroutine
-        try:
-            while self._ready:
-                one = self._ready.popleft()
-                running.set(one.execution)
-                variables = contextvars.copy_context()
-                await self._run_step(one, task)
-                if task not in self._runners:
-                    return
-                self._runner_count = 1
-                # The next step must not see what this one has left.
-                if contextvars.copy_context() != variables or task.cancelling() or time.monotonic() > until:
-                    return
-        finally:
-            self.on_capacity_freed()
 
     async def _run_step(self, one: InFlight, task: asyncio.Task[Any]) -> None:
         execution = one.execution
@@ -333,12 +277,7 @@ class ExecutionRunner:
         except asyncio.CancelledError:
             if not one.is_interrupted or one.phase is Phase.STOPPED:
                 if one.phase is Phase.IN_STEP and self._may_chain:
-                    _log.warning(
-                        "step cancelled its own task: %s %d, step %s; runs again when its lease expires",
-                        one.execution.fsm,
-                        one.execution.id,
-                        one.execution.step,
-                    )
+                    self._reports.cancelled_itself(one.execution)
                 raise
             # Interrupted by `cancel`: every outcome ends as cancelled now.
             if one.task is not None:
@@ -355,7 +294,7 @@ class ExecutionRunner:
         """Hand an outcome to the group commit."""
         if one.phase is Phase.STOPPED:
             if one.is_lost:
-                self._report(one, entry, Stale())
+                self._reports.committed(one, entry, Stale())
             self._end(one)
             return
         one.phase = Phase.COMMITTING
@@ -384,7 +323,7 @@ class ExecutionRunner:
             self._end(one)
             self._on_bug(result)
             return
-        self._report(one, entry, result)
+        self._reports.committed(one, entry, result)
         if (
             entry.kind == "continue"
             and isinstance(result, Committed)
@@ -467,74 +406,14 @@ class ExecutionRunner:
 
     async def _count_crash(self, one: InFlight, error: ProcessDiedError) -> None:
         """Record a crash of the step's process at once, as the reaper would when the lease expires."""
-        execution = one.execution
-        _log.error("step crashed: %s %d, step %s: %s", execution.fsm, execution.id, execution.step, error)
-        plan = reap_execution(one.lease, execution.step_seq, CrashPolicy.of(self._settings))
+        self._reports.crashed(one.execution, error)
+        plan = reap_execution(one.lease, one.execution.step_seq, CrashPolicy.of(self._settings))
         try:
             reaped = await self._database.run_in_transaction(plan)
         except StatementError:
             return  # the heartbeat forgets the lease; it expires, and the reaper records the crash
         self._telemetry.emit(
             ReaperReaped(count=len(reaped.ids), ids=tuple(reaped.ids), capped=tuple(reaped.capped))
-        )
-
-    def _report(self, one: InFlight, entry: CommitEntry, result: CommitResult) -> None:
-        execution, telemetry = one.execution, self._telemetry
-        if isinstance(result, Stale):
-            if not result.is_given_up and not one.is_lost:
-                self._log_lost(execution)
-            telemetry.emit(
-                OutcomeStale(
-                    id=execution.id, fsm=execution.fsm, step=execution.step, step_seq=execution.step_seq + 1
-                )
-            )
-            return
-        if isinstance(result, Committed) and (
-            entry.log_line is not None or result.refused or result.status == "failed"
-        ):
-            self._log_committed(execution, entry, result)
-        if entry.started is not None and telemetry.is_wanted(StepStop):
-            telemetry.emit(
-                StepStop(
-                    duration=timedelta(seconds=one.seconds),
-                    id=execution.id,
-                    fsm=execution.fsm,
-                    step=execution.step,
-                    kind="next" if entry.kind == "continue" else entry.kind,
-                )
-            )
-
-    def _log_committed(self, execution: Execution, entry: CommitEntry, result: Committed) -> None:
-        registry = self._context.registry
-        if result.status == "failed" and registry.get(execution.fsm, execution.version) is None:
-            _log.warning(
-                "machine not registered: %s %d failed; this worker serves %s and has no version %d of the machine",
-                execution.fsm,
-                execution.id,
-                self._queue,
-                execution.version,
-            )
-            self._telemetry.emit(
-                HandlerMissing(id=execution.id, fsm=execution.fsm, version=execution.version)
-            )
-        if result.refused:
-            _log.warning(
-                "children not inserted: %s %d, step %s; the keys of %d of %d children are taken",
-                execution.fsm,
-                execution.id,
-                execution.step,
-                result.refused,
-                len(entry.children),
-            )
-        log_failure(entry)
-
-    def _log_lost(self, execution: Execution) -> None:
-        _log.warning(
-            "lease lost: %s %d, step %s (worker %s); outcome discarded",
-            execution.fsm,
-            execution.id,
-            execution.step,
-            self._context.name,
         )
 
 
