@@ -248,7 +248,14 @@ async def test_idle_services_cost_the_same_in_a_full_table(
     await asyncio.sleep(0.005)  # the reaper waits one lease before it reaps
     with wire.counted() as sent:
         await reaper.tick()
-    assert sent == ["suspect", "finish_abandoned", "deleted_live", "pull_forward", "stuck_keys"]
+    assert sent == [
+        "suspect",
+        "finish_abandoned",
+        "deleted_live",
+        "pull_forward",
+        "mark_unserved",
+        "stuck_keys",
+    ]
     deadlines = Deadlines(database, Telemetry(), Wakes(), DatabaseStatus())
     with wire.counted() as sent:
         await deadlines.tick()

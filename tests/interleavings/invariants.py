@@ -143,7 +143,11 @@ def _check_keys(world: World) -> None:
         # Executions above a lowered limit may finish; scenarios lower limits from two.
         require(holders <= (1 if limit is None else max(limit, 2)), "two executions of one key")
         due = sorted(
-            (row for row in line if row["status"] == "runnable" and row["is_due"]),
+            (
+                row
+                for row in line
+                if row["status"] == "runnable" and row["is_due"] and not row["is_passed_over"]
+            ),
             key=lambda row: (row["priority"], row["eligible_at"], row["id"]),
         )
         # A pick takes the first row of a key or none, so a gated first row would block the others.

@@ -317,6 +317,10 @@ _BY_ID = "g.id = o.id"
 _BY_WORKER = "g.id = o.id and g.locked_by = 'w1'"
 _BY_TOKEN = "g.id = o.id and g.lease_token = o.lease_token"
 _OF_ROUND = " and p.spawn_round = ended.parent_round"
+_NOT_PASSED_OVER = (
+    "and (g.fsm, g.fsm_version, g.queue)"
+    " not in (select p.fsm, p.fsm_version, p.queue from gen_durable.passed_over p)"
+)
 _CONSUMED = "select unnest(committed.consumed) as id, committed.step_seq from committed where committed.consumed is not null"
 _ALL_CONSUMED = (
     "select unnest(given.consumed::bigint[]) as id, given.step_seq + 1 as step_seq from unnest("
@@ -672,6 +676,46 @@ KEYS = [
     ),
 ]
 
+UNSERVED = [
+    Mutant(
+        name="a row that no worker can start counts in the order of its key",
+        scenario=keys.gate_and_pick_behind_an_unserved_row(),
+        reason="not the next row that a worker can start",
+        changes=[Change("pick_with_admission", _NOT_PASSED_OVER.replace("and (", "and ((", 1), "and (true")],
+    ),
+    Mutant(
+        name="gate keeps a row that no worker can start as the first of its key",
+        scenario=keys.gate_and_pick_behind_an_unserved_row(),
+        reason="the key is free, but its rows are gated",
+        changes=[Change("gate_behind", _NOT_PASSED_OVER, "")],
+    ),
+    Mutant(
+        name="a row that no worker can start covers a free slot",
+        scenario=keys.release_behind_an_unserved_row(gated=False),
+        reason="the key is free, but its rows are gated",
+        changes=[
+            Change(
+                SCHEMA,
+                f"{_NOT_PASSED_OVER}\n         order by g.priority, g.eligible_at, g.id limit 32767) due",
+                "order by g.priority, g.eligible_at, g.id limit 32767) due",
+            )
+        ],
+    ),
+    Mutant(
+        name="ungate takes a row that no worker can start",
+        scenario=keys.release_behind_an_unserved_row(gated=True),
+        reason="the key is free, but its rows are gated",
+        changes=[
+            Change(
+                SCHEMA,
+                f"{_NOT_PASSED_OVER}\n         order by g.priority, g.eligible_at, g.id limit 32767\n"
+                "           for no key update) gated",
+                "order by g.priority, g.eligible_at, g.id limit 32767 for no key update) gated",
+            )
+        ],
+    ),
+]
+
 LIMITS = [
     Mutant(
         name="a limit changes without waiting for transactions that gate",
@@ -851,4 +895,4 @@ ISOLATION = [
     ),
 ]
 
-MUTANTS = [*FIRST_DRAFT, *GUARDS, *SIGNALS, *LOCKS, *KEYS, *LIMITS, *INSERTS, *ISOLATION]
+MUTANTS = [*FIRST_DRAFT, *GUARDS, *SIGNALS, *LOCKS, *KEYS, *UNSERVED, *LIMITS, *INSERTS, *ISOLATION]

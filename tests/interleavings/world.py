@@ -30,7 +30,8 @@ FIRST_NEW_ID: Final = 100
 # One statement, so that what it sees is one committed state.
 _LOOK: Final = """
 select (select coalesce(jsonb_agg(to_jsonb(g) || jsonb_build_object(
-                 'is_due', g.eligible_at <= statement_timestamp(), 'eligible_at', extract(epoch from g.eligible_at),
+                 'is_due', g.eligible_at <= statement_timestamp(),
+                 'is_passed_over', (g.fsm, g.fsm_version, g.queue) in (select * from gen_durable.passed_over), 'eligible_at', extract(epoch from g.eligible_at),
                  'unique_key', convert_from(g.unique_key, 'UTF8'),
                  'is_holding', g.deleted_at is null or g.status = 'executing') order by g.id), '[]')
           from gen_durable.gen_durable g)::text as instances,
@@ -171,6 +172,11 @@ def event(id: int, instance_id: int, **columns: Any) -> str:
     """An event that waits to be published, of a transition that is committed."""
     row = {"id": id, "instance_id": instance_id, "step_seq": 1, "n": id, "sink": "default", "type": "shipped"}
     return _insert("outbox", {**row, "subject": "x", "data": "null", "next_at": PAST, **columns})
+
+
+def unserved(fsm: str) -> str:
+    """A machine that no worker has run for an hour."""
+    return _insert("unserved", {"fsm": fsm, "fsm_version": 1, "queue": QUEUE, "since": -FUTURE})
 
 
 def schedule(**columns: Any) -> str:

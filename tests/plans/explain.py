@@ -58,9 +58,9 @@ class Explained:
 
     @property
     def indexes(self) -> set[str]:
-        """The indexes that were read, except that of `queues`, which has a few rows."""
+        """The indexes that were read, except those of `queues` and `unserved`, which have a few rows."""
         named = {node["Index Name"] for node in self.nodes if "Index Name" in node and node["Actual Loops"]}
-        return named - {"queues_pkey"}
+        return named - {"queues_pkey", "unserved_pkey"}
 
     @property
     def rows(self) -> int:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from .pick import Machines, Throttled
 from .plan import Plan, statements
 
 __all__ = [
+    "StuckKeys",
     "defer_throttled",
     "gate",
+    "mark_unserved",
     "may_have_more",
     "pull_forward",
     "stuck_keys",
@@ -85,7 +87,20 @@ def pull_forward() -> Plan[set[str]]:
     return {row["queue"] for row in rows}
 
 
-def stuck_keys() -> Plan[list[str]]:
-    """Keys with a free slot whose next row is gated. There are none unless something failed."""
+def mark_unserved() -> Plan[None]:
+    """Mark the groups of rows that no live worker can start. After a minute they do not block their keys."""
+    yield _SQL["mark_unserved"]()
+
+
+class StuckKeys(NamedTuple):
+    """Keys with a free slot whose next row is gated."""
+
+    keys: list[str]
+    is_expected: bool
+    """Whether a worker that started or stopped may be the reason; otherwise something failed."""
+
+
+def stuck_keys() -> Plan[StuckKeys]:
+    """Find keys with a free slot whose next row is gated."""
     rows = yield _SQL["stuck_keys"]()
-    return [row["key"] for row in rows]
+    return StuckKeys([row["key"] for row in rows], any(row["is_expected"] for row in rows))

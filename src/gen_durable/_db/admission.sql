@@ -58,7 +58,7 @@ returning g.concurrency_key
 
 -- name: gate_behind
 -- The same for keys with free slots whose first rows this picker cannot lease: they belong to another machine or queue, or are
--- locked. As many rows as slots are free stay; the rows behind them are gated. The rows that stay are locked here: a transaction
+-- locked. As many rows as slots are free stay, not counting rows that no worker can start; the rows behind them are gated. The rows that stay are locked here: a transaction
 -- that takes one of them out (a commit, a cancel, a deferral) ungates, and it waits for this transaction. SKIP LOCKED.
 with key_heads as materialized (
   select row.*, row_number() over (partition by row.concurrency_key order by row.priority, row.eligible_at, row.id) = slots.free
@@ -67,6 +67,7 @@ with key_heads as materialized (
       select * from (
         select g.id, g.priority, g.eligible_at, g.concurrency_key from gen_durable.gen_durable g
          where g.status = 'runnable' and g.concurrency_key = slots.key and not g.gated and g.eligible_at <= statement_timestamp()
+           and (g.fsm, g.fsm_version, g.queue) not in (select p.fsm, p.fsm_version, p.queue from gen_durable.passed_over p)
          order by g.priority, g.eligible_at, g.id limit 32767
            for no key update skip locked) free
       limit slots.free) row
@@ -127,8 +128,58 @@ update gen_durable.gen_durable g set eligible_at = statement_timestamp()
   from unlocked where g.id = unlocked.id
 returning g.queue
 
+-- name: mark_unserved
+-- Mark the groups of rows (machine, version, queue) that no live worker can start, and unmark those that one can; by the rules of
+-- explain.sql. Groups are those of ungated rows, and those marked before: an unserved row that is next in its key is not gated.
+-- Cost: a skip scan over the groups. Writes only what has changed.
+with recursive backlog as (
+  (select g.fsm, g.queue, g.fsm_version from gen_durable.gen_durable g
+    where g.status = 'runnable' and not g.gated
+    order by g.fsm collate "C", g.queue, g.fsm_version limit 1)
+  union all
+  select next.* from backlog cross join lateral (
+    select g.fsm, g.queue, g.fsm_version from gen_durable.gen_durable g
+     where g.status = 'runnable' and not g.gated
+       and (g.fsm collate "C", g.queue, g.fsm_version) > (backlog.fsm collate "C", backlog.queue, backlog.fsm_version)
+     order by g.fsm collate "C", g.queue, g.fsm_version limit 1) next
+), groups as materialized (
+  select each.*, not exists (select from gen_durable.queues q where q.name = each.queue and q.is_paused) and exists (
+           select from gen_durable.workers w
+            cross join lateral (
+              select each.queue = any (w.queues) as by_queue,
+                     exists (select from unnest(w.prefixes) as prefix where starts_with(each.fsm, prefix)) as by_prefix,
+                     exists (select from unnest(w.fsms, w.fsm_versions) as machine (fsm, version)
+                              where machine.fsm = each.fsm and machine.version = each.fsm_version) as knows) worker
+            where w.expires_at > statement_timestamp() and not w.is_draining
+              and (worker.knows and worker.by_queue or worker.by_prefix and (worker.knows or not w.leaves_unknown)))
+         as is_served
+    from (select b.fsm, b.queue, b.fsm_version from backlog b
+          union select u.fsm, u.queue, u.fsm_version from gen_durable.unserved u) each
+), marked as (
+  insert into gen_durable.unserved as u (fsm, fsm_version, queue)
+  select groups.fsm, groups.fsm_version, groups.queue from groups
+   where not groups.is_served
+     and not exists (select from gen_durable.unserved u
+                      where u.fsm = groups.fsm and u.fsm_version = groups.fsm_version and u.queue = groups.queue and u.served_at is null)
+   order by groups.fsm, groups.fsm_version, groups.queue
+      on conflict (fsm, fsm_version, queue) do update set since = excluded.since, served_at = null where u.served_at is not null
+), unmarked as (
+  update gen_durable.unserved u set served_at = statement_timestamp()
+    from groups
+   where groups.is_served and u.fsm = groups.fsm and u.fsm_version = groups.fsm_version and u.queue = groups.queue
+     and u.served_at is null
+)
+delete from gen_durable.unserved u using groups
+ where u.fsm = groups.fsm and u.fsm_version = groups.fsm_version and u.queue = groups.queue
+   and (groups.is_served and u.served_at < statement_timestamp() - interval '10 minutes'
+        or u.since < statement_timestamp() - interval '1 day'
+           and not exists (select from gen_durable.gen_durable g
+                            where g.status = 'runnable' and not g.gated
+                              and g.fsm collate "C" = u.fsm and g.queue = u.queue and g.fsm_version = u.fsm_version))
+
 -- name: stuck_keys
--- Keys with a free slot whose next row is gated. A correct engine never has one; the caller reports and ungates them.
+-- Keys with a free slot whose next row is gated; the caller ungates them. Only a group that has been marked or unmarked (unserved)
+-- makes such keys; otherwise a correct engine never has one.
 with recursive gated_keys as (
   (select g.concurrency_key as key from gen_durable.gen_durable g
     where g.status = 'runnable' and g.gated order by g.concurrency_key limit 1)
@@ -138,7 +189,7 @@ with recursive gated_keys as (
            order by g.concurrency_key limit 1)
     from gated_keys where gated_keys.key is not null
 )
-select gated_keys.key from gated_keys
+select gated_keys.key, exists (select from gen_durable.unserved) as is_expected from gated_keys
  cross join lateral (
    select coalesce((select l.slots from gen_durable.limits l
                      where l.kind = 'concurrency' and l.name = split_part(gated_keys.key, ':', 1)), 1)
@@ -150,6 +201,7 @@ select gated_keys.key from gated_keys
        select * from (
          select g.gated from gen_durable.gen_durable g
           where g.status = 'runnable' and g.concurrency_key = gated_keys.key and g.eligible_at <= statement_timestamp()
+            and (g.fsm, g.fsm_version, g.queue) not in (select p.fsm, p.fsm_version, p.queue from gen_durable.passed_over p)
           order by g.priority, g.eligible_at, g.id limit 32767) due
        limit slots.free) first
       where first.gated)

@@ -297,16 +297,20 @@ def _due(rows: list[Row]) -> dict[str, int]:
 
 
 def _keys(settings: Settings) -> Plan[list[Finding]]:
-    keys = yield from admission.stuck_keys()
-    return [
-        Finding(
-            code="key.stuck",
-            what=f"concurrency key {key} is free, but its instances are still gated",
-            fix="the reaper of any worker releases them within reap_interval; please report this, with the log",
-            facts={"key": key},
-        )
-        for key in keys
-    ]
+    keys, is_expected = yield from admission.stuck_keys()
+    return (
+        []
+        if is_expected
+        else [
+            Finding(
+                code="key.stuck",
+                what=f"concurrency key {key} is free, but its instances are still gated",
+                fix="the reaper of any worker releases them within reap_interval; please report this, with the log",
+                facts={"key": key},
+            )
+            for key in keys
+        ]
+    )
 
 
 def _limits(settings: Settings) -> Plan[list[Finding]]:

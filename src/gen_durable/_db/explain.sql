@@ -7,7 +7,8 @@
 --   knowing       live workers that know its machine and version, whatever they serve
 --   holders       the executions that hold the slots of its key, if no slot is free
 --   first_of_key, ahead_of_key
---                 the due rows of its key that start before it, at most 1000: null if a slot is left for this row
+--                 the due rows of its key that start before it, at most 1000: null if a slot is left for this row. Rows that
+--                 no worker can start (passed_over) do not count.
 --   tokens_at     when its bucket has its tokens, if it waits for them; after the rows whose turns are before
 select g.id, g.fsm, g.fsm_version, g.step, g.attempt, g.status::text as status, g.queue, statement_timestamp() as now, g.eligible_at,
        g.awaits, g.await_deadline, g.children_pending, g.updated_at, g.finished_at, g.last_error, g.concurrency_key,
@@ -69,6 +70,8 @@ select g.id, g.fsm, g.fsm_version, g.step, g.attempt, g.status::text as status, 
      from (select * from (
              select ahead.priority, ahead.eligible_at, ahead.id from gen_durable.gen_durable ahead
               where ahead.status = 'runnable' and ahead.concurrency_key = g.concurrency_key
+                and (ahead.fsm, ahead.fsm_version, ahead.queue)
+                    not in (select p.fsm, p.fsm_version, p.queue from gen_durable.passed_over p)
                 and (ahead.priority, ahead.eligible_at, ahead.id) < (g.priority, g.eligible_at, g.id)
                 and ahead.eligible_at <= statement_timestamp()
               order by ahead.priority, ahead.eligible_at, ahead.id limit 32767) first

@@ -219,7 +219,8 @@ foreign_head as (
 -- Slots of concurrency keys.
 --   key_capacity  per key: free slots, held slots, and the last candidate. If a limit was lowered, the executions above it still
 --                 count as held.
---   key_heads     the first due rows of each key up to its last candidate, as many as slots are free; gated and locked rows too
+--   key_heads     the first due rows of each key up to its last candidate, as many as slots are free; gated and locked rows too,
+--                 but not rows that no worker can start (passed_over). Candidates count: this worker may be new.
 --   free_slots    per key: the numbers of free slots. Among as many numbers as slots are held and wanted, enough are free.
 --   slotted       the candidates with their slots: the n-th row of a key gets its n-th free slot
 key_capacity as materialized (
@@ -242,6 +243,8 @@ key_capacity as materialized (
         select g.id, g.priority, g.eligible_at from gen_durable.gen_durable g
          where g.status = 'runnable' and g.concurrency_key = key_capacity.key and g.eligible_at <= (select now from moment)
            and (g.priority, g.eligible_at, g.id) <= (key_capacity.priority, key_capacity.eligible_at, key_capacity.id)
+           and ((g.fsm, g.fsm_version, g.queue) not in (select p.fsm, p.fsm_version, p.queue from gen_durable.passed_over p)
+                or g.id in (select candidates.id from candidates))
          order by g.priority, g.eligible_at, g.id limit 32767) first
       limit key_capacity.free) head
 ), free_slots as materialized (

@@ -8,7 +8,7 @@ from tests.interleavings.actions import admit_some, cancel, flush_picked, gate, 
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import flush
-from tests.interleavings.world import FIRST_NEW_ID, FUTURE, PAST, instance, leased, new, outcome
+from tests.interleavings.world import FIRST_NEW_ID, FUTURE, PAST, instance, leased, new, outcome, unserved
 
 
 def pick_pick_and_urgent_insert() -> Scenario:
@@ -178,6 +178,49 @@ def gate_behind_and_deliver() -> Scenario:
     )
 
 
+def release_behind_an_unserved_row(*, gated: bool) -> Scenario:
+    """The next row of the key is of a machine that no worker runs, gated or not: the row behind it is next."""
+
+    def check(end: End) -> None:
+        picked = [e.id for e in end.result("K").executions]
+        require(
+            picked == ([3] if end.is_before("F", "K") else []), "not the next row that a worker can start"
+        )
+
+    return Scenario(
+        name=f"commit(done) × pick, behind {'a gated' if gated else 'an'} unserved row",
+        setup=[
+            unserved("X"),
+            leased(1, concurrency_key="k", concurrency_slot=0),
+            instance(2, fsm="X", concurrency_key="k", gated=gated, eligible_at=PAST),
+            instance(3, concurrency_key="k", gated=True, eligible_at=PAST),
+        ],
+        sessions={"F": [flush(_outcome("done"))], "K": [admit_some(8)]},
+        check=check,
+    )
+
+
+def gate_and_pick_behind_an_unserved_row() -> Scenario:
+    """The first row of a free key is of a machine that no worker runs."""
+
+    def check(end: End) -> None:
+        picked = [e.id for e in end.result("K").executions]
+        one_after_the_other = end.is_before("G", "K") or end.is_before("K", "G")
+        # Otherwise the gate may have locked the row.
+        require(picked == [2] or not one_after_the_other, "not the next row that a worker can start")
+
+    return Scenario(
+        name="gate × pick, behind an unserved row",
+        setup=[
+            unserved("X"),
+            instance(1, fsm="X", concurrency_key="k", eligible_at=PAST),
+            *(instance(id, concurrency_key="k", eligible_at=PAST) for id in (2, 3)),
+        ],
+        sessions={"G": [gate("k")], "K": [admit_some(8)]},
+        check=check,
+    )
+
+
 def _free_line() -> list[str]:
     """Three due rows of a free key."""
     return [instance(id, concurrency_key="k", eligible_at=PAST) for id in (1, 2, 3)]
@@ -216,4 +259,7 @@ SCENARIOS = [
     gate_behind_and_pick(),
     gate_behind_and_urgent_insert(),
     gate_behind_and_deliver(),
+    release_behind_an_unserved_row(gated=True),
+    release_behind_an_unserved_row(gated=False),
+    gate_and_pick_behind_an_unserved_row(),
 ]

@@ -131,11 +131,14 @@ class Reaper(Service):
     async def _repair_rows(self) -> None:
         await self._end_deleted()
         self._wakes.work(await self._database.run(admission.pull_forward()))
-        if keys := await self._database.run(admission.stuck_keys()):
-            _log.error(
-                "gated rows of free keys released: keys %s; this is a bug, please report it",
-                keys[:20],
-            )
+        await self._database.run(admission.mark_unserved())
+        keys, is_expected = await self._database.run(admission.stuck_keys())
+        if keys:
+            if not is_expected:
+                _log.error(
+                    "gated rows of free keys released: keys %s; this is a bug, please report it",
+                    keys[:20],
+                )
             try:
                 queues = await self._database.run_in_transaction(
                     admission.ungate(keys), lock_timeout=_LOCK_TIMEOUT

@@ -24,6 +24,23 @@ create table gen_durable.buckets (
   full_at timestamptz not null default '-infinity'
 ) with (fillfactor = 50);
 
+-- Groups of rows that no live worker can start, because their queue is paused or no worker knows their machine. The reaper writes
+-- it (mark_unserved). A row with served_at explains gated rows of a key that are next again, see stuck_keys.
+create table gen_durable.unserved (
+  fsm         text not null,
+  fsm_version int not null,
+  queue       text not null,
+  since       timestamptz not null default statement_timestamp(),
+  served_at   timestamptz,                                -- when a worker could start its rows again
+  primary key (fsm, fsm_version, queue)
+);
+
+-- The groups whose rows are passed over in the order of their concurrency keys, so that they do not block their keys forever. The
+-- minute covers restarts of workers.
+create view gen_durable.passed_over as
+select u.fsm, u.fsm_version, u.queue from gen_durable.unserved u
+ where u.served_at is null and u.since <= statement_timestamp() - interval '1 minute';
+
 -- Raise if a weight exceeds the burst or, with must_exist, if a limit does not exist. Outcomes may name a limit that does not
 -- exist yet: their rows stall until it is created, see defer_throttled.
 create function gen_durable.check_limits(keys text[], weights int[], must_exist boolean) returns void
@@ -100,7 +117,7 @@ begin
 end $$;
 
 -- Return the next gated rows of these keys to the pick index: as many as slots are free and not already covered by ungated due
--- rows. Returns the queues that have work now. A later statement of every transaction that frees a slot.
+-- rows. Rows that no worker can start (passed_over) neither cover a slot nor are next. Returns the queues that have work now. A later statement of every transaction that frees a slot.
 -- Locks: ungated rows that cover a slot, ids descending, SKIP LOCKED, so that they cannot leave unseen (a locked row does not
 -- cover a slot); then the next gated rows, in the order of the key. Gated rows are waited for: skipping one could leave a key
 -- with free slots and only gated rows.
@@ -124,6 +141,7 @@ language sql set search_path = pg_catalog, pg_temp as $$
       select * from (
         select g.id, g.gated from gen_durable.gen_durable g
          where g.status = 'runnable' and g.concurrency_key = free_keys.key and g.eligible_at <= statement_timestamp()
+           and (g.fsm, g.fsm_version, g.queue) not in (select p.fsm, p.fsm_version, p.queue from gen_durable.passed_over p)
          order by g.priority, g.eligible_at, g.id limit 32767) due
       limit free_keys.free) row
      where not row.gated
@@ -136,6 +154,7 @@ language sql set search_path = pg_catalog, pg_temp as $$
       select * from (
         select g.id from gen_durable.gen_durable g
          where g.status = 'runnable' and g.gated and g.concurrency_key = free_keys.key
+           and (g.fsm, g.fsm_version, g.queue) not in (select p.fsm, p.fsm_version, p.queue from gen_durable.passed_over p)
          order by g.priority, g.eligible_at, g.id limit 32767
            for no key update) gated
       limit free_keys.free - (select count(*) from ungated where ungated.key = free_keys.key)) row

@@ -1,7 +1,7 @@
 -- Operations: registered workers, and run-time settings of queues.
 
--- A worker registers at every heartbeat and deregisters on shutdown. A worker past expires_at is dead or disconnected. For people
--- and for explain; execution does not depend on it.
+-- A worker registers at every heartbeat and deregisters on shutdown. A worker past expires_at is dead or disconnected. For people,
+-- explain and mark_unserved; execution does not depend on it.
 create table gen_durable.workers (
   name           text primary key,                        -- as in locked_by
   host           text not null,

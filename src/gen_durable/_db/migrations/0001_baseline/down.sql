@@ -70,7 +70,8 @@ drop function gen_durable.ungate(text[]);
 drop function gen_durable.take_tokens(text[], int[], timestamptz[]);
 drop function gen_durable.refill(numeric, int, interval);
 drop function gen_durable.check_limits(text[], int[], boolean);
-drop table gen_durable.buckets, gen_durable.limits;
+drop view gen_durable.passed_over;
+drop table gen_durable.unserved, gen_durable.buckets, gen_durable.limits;
 
 drop function gen_durable.set_audit(text, text, text);
 drop function gen_durable.audit_reason(bigint, text, text, text, jsonb);
