@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -23,6 +24,7 @@ class Program:
 
     def __init__(self, command: list[str], dsn: str, log: Path, timeout: float) -> None:
         with log.open("ab") as errors:
+            self._log_start = errors.tell()
             self._process = subprocess.Popen(
                 [*command, "--dsn", dsn],
                 cwd=ROOT,
@@ -44,6 +46,13 @@ class Program:
         self._process.kill()
         self._process.communicate()
 
+    def pause(self) -> None:
+        """Stop the process until `resume`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     @property
     def seconds(self) -> float:
         """Processor time so far."""
@@ -63,11 +72,15 @@ class Program:
         assert self._process.stdout is not None  # noqa: S101
         line = self._process.stdout.readline()
         if not line:
-            raise AdapterError(f"the program ended or did not reply in time; see {self._log}")
+            raise AdapterError(f"the program ended or did not reply in time: {self._last_error()}")
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
             raise AdapterError(reply["error"].strip())
         return reply
+
+    def _last_error(self) -> str:
+        lines = self._log.read_bytes()[self._log_start :].decode(errors="replace").strip().splitlines()
+        return f"{lines[-1]} (more in {self._log})" if lines else "it wrote no error"
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
         """Send a request and return its reply."""

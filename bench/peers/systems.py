@@ -77,7 +77,11 @@ SYSTEMS: Final = (
         only=("noop", "insert_batch", "chain"),
     ),
     System("graphile_worker", "graphile-worker", "graphile_worker.mjs", 30_000),
+    System("pg_boss", "pg-boss", "pg_boss.mjs", 20_000),
     System("pgqueuer", "PgQueuer", "pgqueuer", 20_000),
+    System("procrastinate", "Procrastinate", "procrastinate", 1_000),
+    System("absurd", "Absurd", "absurd", 2_000),
+    System("dbos", "DBOS", "dbos", 1_000),
 )
 
 

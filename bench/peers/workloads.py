@@ -21,7 +21,7 @@ Figures = dict[str, float]
 """Operations per second and microseconds of processor time per operation, or milliseconds of latency."""
 
 _POLL: Final = 0.02
-_TIMEOUT: Final = 180.0
+_TIMEOUT: Final = 90.0
 _PROBES: Final = 150
 _LOAD: Final = 1000.0
 """Jobs per second during `latency under load`; at most half of what the system can do."""
@@ -54,16 +54,17 @@ class Bench:
         return max(20, int(system.jobs * share * self.scale))
 
     @contextmanager
-    def opened(self, system: System, processes: int = 1, database: str = "") -> Iterator[Opened]:
-        """Start processes of a system on a fresh database, or on one that is kept."""
+    def opened(self, system: System, workers: int = 1, database: str = "") -> Iterator[Opened]:
+        """Start a producer and workers of a system on a fresh database, or on one that is kept."""
         with ExitStack() as stack:
             if not database:
                 self.server.create("measured", f"template_{system.name}")
                 stack.callback(self.server.drop, "measured")
             dsn = self.server.dsn(database or "measured")
             session = stack.enter_context(Session(dsn))
-            programs = [stack.enter_context(self._program(system, dsn)) for _ in range(processes)]
-            yield Opened(self, session, programs, self.about[system.name])
+            producer, *others = (stack.enter_context(self._program(system, dsn)) for _ in range(1 + workers))
+            producer.ask("open")
+            yield Opened(self, session, producer, others, self.about[system.name])
 
     def filled(self, system: System) -> str:
         """Return a database with `rows` rows that no worker has to run. It is kept for the next run."""
@@ -86,52 +87,69 @@ class Bench:
 
 
 class Opened:
-    """Running processes of a system on one database."""
+    """A producer and workers of a system on one database."""
 
     def __init__(
-        self, bench: Bench, session: Session, programs: list[Program], about: dict[str, Any]
+        self, bench: Bench, session: Session, producer: Program, workers: list[Program], about: dict[str, Any]
     ) -> None:
         self.bench = bench
         self.session = session
-        self.programs = programs
-        self.first = programs[0]
+        self.producer = producer
+        self.workers = workers
         self._about = about
+        self._warm = 0
 
     def settle(self) -> None:
         """Vacuum and write a checkpoint, so that a measurement does not pay for its preparation."""
         self.session.execute("vacuum analyze")
         self.bench.server.checkpoint()
 
-    def drain(self, task: str, jobs: int, operations: int) -> Figures:
-        """Start all workers and measure until `jobs` jobs are finished and committed."""
-        stop = self._begin()
-        for program in self.programs:
-            program.send("work", task=task)
-        for program in self.programs:
-            program.receive()
-        self.wait(jobs)
-        while self.session.is_true(self._about["pending"]):
-            time.sleep(_POLL / 4)
+    def drain(self, task: str, jobs: int, operations: int, **request: Any) -> Figures:
+        """Measure how warm workers work off a backlog: until `jobs` jobs are finished and committed.
+
+        The workers are stopped while the backlog is inserted, so starting up and connecting is not measured.
+        """
+        self._warm_up(task, **({"count": 1, "value": 10} if request else {"count": max(20, jobs // 20)}))
+        for worker in self.workers:
+            worker.pause()
+        self.producer.ask("insert", task=task, **(request or {"count": jobs}))
+        self.settle()
+        stop = self._begin(self.workers)
+        for worker in self.workers:
+            worker.resume()
+        self._wait(jobs)
         return stop(operations)
 
     def call(self, operations: int, op: str, **request: Any) -> Figures:
-        """Measure one request to the first process."""
-        stop = self._begin()
-        self.first.ask(op, **request)
+        """Measure one request to the producer."""
+        stop = self._begin([self.producer])
+        self.producer.ask(op, **request)
         return stop(operations)
 
-    def wait(self, jobs: int) -> None:
-        while sum(program.ask("progress")["done"] for program in self.programs) < jobs:
-            time.sleep(_POLL)
+    def _warm_up(self, task: str, **request: Any) -> None:
+        for worker in self.workers:
+            worker.send("work", task=task)
+        for worker in self.workers:
+            worker.receive()
+        self.producer.ask("insert", task=task, **request)
+        self._wait(request["count"])
+        self._warm = request["count"]
+        time.sleep(0.5)  # other processes than the one that ran the jobs may still be starting
 
-    def _begin(self) -> Callable[[int], Figures]:
+    def _wait(self, jobs: int) -> None:
+        while sum(worker.ask("progress")["done"] for worker in self.workers) < jobs + self._warm:
+            time.sleep(_POLL)
+        while self.session.is_true(self._about["pending"]):
+            time.sleep(_POLL / 4)
+
+    def _begin(self, measured: list[Program]) -> Callable[[int], Figures]:
         begun = time.monotonic()
-        server, workers = self.session.server_seconds(), self._worker_seconds()
+        server, before = self.session.server_seconds(), sum(each.seconds for each in measured)
 
         def stop(operations: int) -> Figures:
             elapsed = time.monotonic() - begun
             server_us = (self.session.server_seconds() - server) / operations * 1e6
-            worker_us = (self._worker_seconds() - workers) / operations * 1e6
+            worker_us = (sum(each.seconds for each in measured) - before) / operations * 1e6
             return {
                 "per_second": operations / elapsed,
                 "worker_us": worker_us,
@@ -141,26 +159,21 @@ class Opened:
 
         return stop
 
-    def _worker_seconds(self) -> float:
-        return sum(program.seconds for program in self.programs)
-
 
 def _batch_insert(bench: Bench, system: System) -> Figures | None:
     if not bench.about[system.name]["has_batches"]:
         return None
     count = bench.count(system)
-    with bench.opened(system) as run:
-        run.first.ask("open")
-        run.first.ask("insert", task="noop", count=100)  # connects and prepares the statements
+    with bench.opened(system, workers=0) as run:
+        run.producer.ask("insert", task="noop", count=100)  # connects and prepares the statements
         run.settle()
         return run.call(count, "insert", task="noop", count=count)
 
 
 def _single_insert(bench: Bench, system: System) -> Figures | None:
     count = min(300, bench.count(system))
-    with bench.opened(system) as run:
-        run.first.ask("open")
-        run.first.ask("insert_one", task="noop", count=20)
+    with bench.opened(system, workers=0) as run:
+        run.producer.ask("insert_one", task="noop", count=20)
         run.settle()
         return run.call(count, "insert_one", task="noop", count=count)
 
@@ -173,9 +186,6 @@ def _jobs(task: str, processes: int = 1, share: float = 1.0) -> Callable[[Bench,
             return None
         jobs = bench.count(system, share)
         with bench.opened(system, processes) as run:
-            run.first.ask("open")
-            run.first.ask("insert", task=task, count=jobs)
-            run.settle()
             found = run.drain(task, jobs, jobs * (STEPS if task == "chain" else 1))
         if task == "noop" and processes == 1:
             bench.rates[system.name] = found["per_second"]
@@ -189,10 +199,7 @@ def _fan_out(bench: Bench, system: System) -> Figures | None:
         return None
     children = bench.count(system, 0.25)
     with bench.opened(system) as run:
-        run.first.ask("open")
-        run.settle()
-        run.first.ask("insert", task="fan", count=1, value=children)
-        return run.drain("fan", 1, children)
+        return run.drain("fan", 1, children, count=1, value=children)
 
 
 def _many_rows(bench: Bench, system: System) -> Figures | None:
@@ -200,9 +207,6 @@ def _many_rows(bench: Bench, system: System) -> Figures | None:
         return None  # the bare loop
     jobs = bench.count(system)
     with bench.opened(system, database=bench.filled(system)) as run:
-        run.first.ask("open")
-        run.first.ask("insert", task="noop", count=jobs)
-        run.settle()
         return run.drain("noop", jobs, jobs)
 
 
@@ -210,10 +214,9 @@ def _latency(bench: Bench, system: System) -> Figures | None:
     """An idle worker; probes from another process, then from its own."""
     if "probe" not in bench.about[system.name]["tasks"]:
         return None
-    with bench.opened(system, 2) as run:
-        worker, other = run.programs
+    with bench.opened(system) as run:
+        (worker,), other = run.workers, run.producer
         worker.ask("work")
-        other.ask("open")
         _probe(other, worker, 10)
         elsewhere = _probe(other, worker, _PROBES)
         worker.ask("open")
@@ -225,10 +228,9 @@ def _latency_under_load(bench: Bench, system: System) -> Figures | None:
     if "probe" not in bench.about[system.name]["tasks"]:
         return None
     load = min(_LOAD, bench.rates[system.name] / 2)
-    with bench.opened(system, 3) as run:
-        worker, other, loader = run.programs
+    with bench.opened(system, workers=2) as run:
+        (worker, loader), other = run.workers, run.producer
         worker.ask("work")
-        other.ask("open")
         loader.ask("open")
         _probe(other, worker, 10)
         loader.send("load", rate=load, seconds=4.0)
@@ -260,13 +262,11 @@ def _busy_key(bench: Bench, system: System) -> Figures | None:
     busy_key = bench.about[system.name].get("busy_key")
     if not busy_key:
         return None
-    with bench.opened(system, 2) as run:
-        worker, other = run.programs
+    with bench.opened(system) as run:
         run.session.execute(busy_key)
         run.settle()
-        other.ask("open")
-        worker.ask("work")
-        return {"start_s": _probe(other, worker, 1)[0] / 1000}
+        run.workers[0].ask("work")
+        return {"start_s": _probe(run.producer, run.workers[0], 1)[0] / 1000}
 
 
 @dataclass(frozen=True)

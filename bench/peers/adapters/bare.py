@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from bench.bare import bare_inserts, bare_loop
@@ -42,7 +43,10 @@ class Bare(Adapter):
 
     async def work(self, task: str) -> None:
         machine, steps = (Chain, STEPS) if task == "chain" else (One, 1)
-        progress.done += await bare_loop(self._database, machine.__name__, "default", steps)
+        await self.open()
+        while True:
+            progress.done += await bare_loop(self._database, machine.__name__, "default", steps)
+            await asyncio.sleep(0.01)
 
 
 if __name__ == "__main__":
