@@ -35,6 +35,8 @@ class Wire:
         self.dsn = re.sub(r"host=[^&]*", f"host={self._directory.name}", dsn)
         # The proxy's thread appends before it forwards a statement, so the entry exists when the reply arrives.
         self.sent: list[str] = []
+        self.round_trips = 0
+        """How often a client has waited for the server: messages that end with a query or a Sync."""
         self._names = _names()
         self._loop = asyncio.new_event_loop()
 
@@ -74,7 +76,7 @@ class Wire:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers, upstream = await asyncio.open_unix_connection(self._upstream)
-        session = _Session(self._names, self.sent)
+        session = _Session(self, self._names)
         with suppress(ConnectionError, asyncio.CancelledError):
             async with asyncio.TaskGroup() as both:
                 both.create_task(_pass_on(reader, upstream, session))
@@ -84,9 +86,9 @@ class Wire:
 class _Session:
     """Parses the messages of one client into statements."""
 
-    def __init__(self, names: Mapping[str, str], sent: list[str]) -> None:
+    def __init__(self, wire: Wire, names: Mapping[str, str]) -> None:
+        self._wire = wire
         self._names = names
-        self._sent = sent
         self._unread = b""
         self._has_started = False
         self._prepared: dict[bytes, str] = {}
@@ -107,6 +109,8 @@ class _Session:
             self._message(kind, body)
 
     def _message(self, kind: bytes, body: bytes) -> None:
+        if kind in (b"Q", b"S"):
+            self._wire.round_trips += 1
         if kind == b"Q":
             self._note(body.rstrip(b"\0").decode())
         elif kind == b"P":
@@ -119,7 +123,7 @@ class _Session:
             self._note(self._portals[body.split(b"\0", 1)[0]])
 
     def _note(self, text: str) -> None:
-        self._sent.append(self._names.get(text) or text.upper())
+        self._wire.sent.append(self._names.get(text) or text.upper())
 
 
 async def _pass_on(
