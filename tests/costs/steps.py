@@ -16,7 +16,7 @@ from unittest.mock import patch
 import psycopg
 
 from gen_durable import Client, Queue, Settings, Worker
-from gen_durable._runtime import execution_runner
+from gen_durable._runtime import step_tasks
 from gen_durable._runtime.middleware import Middleware
 from tests.costs.recorded import Costs, Figures
 from tests.costs.variants import IN_MIDDLEWARE, PLAIN, THREADS, Variant, machines, pass_through
@@ -43,7 +43,7 @@ async def measure_variants(
         settings=Settings(chain_time=timedelta(hours=1), threads=THREADS),
     )
     # Without time slices the size of batches does not depend on the speed of the machine.
-    with patch.object(execution_runner, "_TIME_SLICE", 3600.0), Client(dsn) as client:
+    with patch.object(step_tasks, "_TIME_SLICE", 3600.0), Client(dsn) as client:
         async with worker:
             return {variant.title: await _measure(dsn, client, variant) for variant in variants}
 
