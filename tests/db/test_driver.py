@@ -12,7 +12,7 @@ from gen_durable._db.connector import connect
 from gen_durable._db.failures import is_outage
 from gen_durable._db.plan import in_schema
 from gen_durable._db.runner import from_asyncpg
-from tests.db.statement_files import all_statements
+from tests.support.statement_files import all_statements
 
 
 async def asked(*_: Any) -> None:

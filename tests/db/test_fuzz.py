@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gen_durable._core.model import Committed, Execution
-from gen_durable._db import snapshots
+from gen_durable._db import search, snapshots
 from gen_durable._db.commit import id_array, text_array
 from gen_durable._db.pick import Leases, PickRequest, load, pick
 from gen_durable._db.pool import Database
@@ -150,8 +150,8 @@ async def test_names_and_keys_survive_insert_pick_await_signal_and_get(
     )
     assert (by_id["unique_key"], by_id["concurrency_key"]) == (unique_key, concurrency_key)
     found = await database.run(
-        snapshots.page(
-            snapshots.Filter(
+        search.page(
+            search.Filter(
                 fsms=[fsm], steps=[step], queue=queue, unique_key=unique_key, concurrency_key=concurrency_key
             ),
             10,

@@ -288,7 +288,7 @@ async def test_each_verb_of_a_client_is_one_statement(wire: Wire) -> None:
         "deliver",
         "get",
         "get_by_key",
-        "list",
+        "page",
         "count",
         "children_of",
         "executions",

@@ -11,7 +11,7 @@ import pytest
 from gen_durable._db import migrate
 from gen_durable._db.plan import Script, in_schema, read
 from gen_durable._schema import migrate_schema
-from tests.db.statement_files import all_statements
+from tests.support.statement_files import all_statements
 
 SCHEMAS = ["gen_durable", "my_app_1", "order"]
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 PKEY = {"gen_durable_pkey"}
 # Blocks per row: read and update the row, insert entries in the indexes of the new status, insert the execution record,
 # and for failures an audit event.
-PER_ROW = {"continue": 14, "next": 30, "retry": 30, "done": 25, "stop": 30, "await": 25, "release": 25}
+PER_ROW = {"continue": 14, "next": 30, "retry": 30, "done": 29, "stop": 34, "await": 29, "release": 25}
 
 
 @pytest.mark.parametrize("batch", [1, 100, 500])

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gen_durable._db import snapshots
-from gen_durable._db.snapshots import Filter
-from tests.plans.explain import Explainer, check
+from gen_durable._db import search, snapshots
+from gen_durable._db.search import Filter
+from tests.plans.explain import Explained, Explainer, check
 from tests.plans.statements import ENDED, EXECUTING, PARENTS, PARKED
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -58,44 +58,100 @@ async def test_the_executions_of_an_instance(explainer: Explainer, id: int, coun
 
 @pytest.mark.parametrize("before", [None, 100_000])
 async def test_page_is_read_from_its_start(explainer: Explainer, before: int | None) -> None:
-    rows, (found,) = await explainer.run(snapshots.page(Filter(), 100, before))
+    rows, (found,) = await explainer.run(search.page(Filter(), 100, before))
     assert len(rows) == 100
     check(found, PKEY, blocks=150)
 
 
+EXECUTING_ROWS = {"gen_durable_lease"}
+BACKLOG = {"gen_durable_gated", "gen_durable_pick"}
+MACHINE_BACKLOG = {"gen_durable_gated", "gen_durable_machine"}
+RESTING = {"gen_durable_resting"}
+KEYED = {"gen_durable_concurrency", "gen_durable_concurrency_resting", "gen_durable_lease"}
+UNIQUE = {"gen_durable_unique", "gen_durable_unique_former"}
+DELETED = {"gen_durable_deleted", "gen_durable_deleted_live"}
+# Runnable rows are sorted by id. There are 80,000 of them, and as many blocks are read if none is known to be visible to all.
+SORTED = 90_000
+
+
 @pytest.mark.parametrize(
-    ("wanted", "blocks"),
+    ("wanted", "indexes", "blocks"),
     [
-        # One of n rows matches, so n pages are read until one is full …
-        ({"fsms": ["Machine1"]}, 3 * 100),
-        ({"queue": "q1"}, 4 * 100),
-        ({"statuses": ["awaiting_signal"]}, 7 * 100),
-        ({"statuses": ["executing"]}, 50 * 100),
-        # … and if almost none matches, all instances are read, newest first.
-        ({"fsms": ["Unknown"]}, EVERYTHING),
-        ({"version": 2}, EVERYTHING),
-        ({"steps": ["nowhere"]}, EVERYTHING),
-        ({"statuses": ["cancelled"]}, EVERYTHING),
-        ({"queue": "nothing"}, EVERYTHING),
-        ({"unique_key": b"unique:15"}, EVERYTHING),
-        ({"concurrency_key": "key7"}, EVERYTHING),
-        ({"inserted_before": LONG_AGO}, EVERYTHING),
+        ({"fsms": ["Machine1"]}, EXECUTING_ROWS | MACHINE_BACKLOG | RESTING, SORTED / 3),
+        ({"fsms": ["Unknown"]}, EXECUTING_ROWS | MACHINE_BACKLOG | RESTING, 10_000),
+        ({"queue": "q1"}, EXECUTING_ROWS | BACKLOG | RESTING, SORTED / 4),
+        ({"queue": "nothing"}, EXECUTING_ROWS | BACKLOG | RESTING, 10_000),
+        ({"statuses": ["runnable"]}, BACKLOG, SORTED),
+        ({"statuses": ["executing"]}, EXECUTING_ROWS, 1000),
+        ({"statuses": ["awaiting_signal"]}, RESTING, 3000),
+        ({"statuses": ["awaiting_children", "failed"]}, RESTING, 3000),
+        ({"statuses": ["done"]}, RESTING, 3000),
+        ({"statuses": ["cancelled"]}, RESTING, 200),
+        ({"fsms": ["Machine1", "Machine2"], "statuses": ["failed"]}, RESTING, 1000),
+        ({"fsms": ["Machine1"], "statuses": ["failed"], "queue": "q1", "version": 1}, RESTING, 200),
+        ({"fsms": ["Machine1"], "statuses": ["failed"], "steps": ["step"]}, RESTING, 1000),
+        ({"fsms": ["Machine1"], "statuses": ["runnable"]}, MACHINE_BACKLOG, SORTED / 3),
+        ({"queue": "q1", "statuses": ["runnable"]}, BACKLOG, SORTED / 4),
+        ({"unique_key": b"unique:15"}, UNIQUE, 20),
+        ({"unique_key": b"nothing"}, UNIQUE, 10),
+        ({"concurrency_key": "key7"}, KEYED, 5000),
+        ({"schedule": "nothing"}, {"gen_durable_schedule"}, 10),
+        ({"inserted_before": LONG_AGO}, PKEY, 150),
+        ({"inserted_after": datetime.max.replace(tzinfo=UTC)}, PKEY, 150),
+        ({"with_deleted": True, "only_deleted": True}, DELETED, 10),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-async def test_filters_walk_the_primary_key(
-    explainer: Explainer, wanted: dict[str, Any], blocks: int
+async def test_every_filter_is_served_by_indexes(
+    explainer: Explainer, wanted: dict[str, Any], indexes: set[str], blocks: float
 ) -> None:
-    _, (found,) = await explainer.run(snapshots.page(Filter(**wanted), 100, None))
-    assert not found.seq_scans, found
-    assert "gen_durable_pkey" in found.indexes, found
-    assert found.blocks <= blocks, found
+    page, explained = await explainer.run(search.page(Filter(**wanted), 100, None))
+    ids = [row["id"] for row in page]
+    assert ids == sorted(ids, reverse=True)
+    check_all(explained, indexes | PKEY, blocks)
+    # Counting reads all matching rows, and nothing else.
+    number, explained = await explainer.run(search.count(Filter(**wanted)))
+    assert number >= len(ids)
+    check_all(explained, indexes, blocks + 2 * number)
 
 
-async def test_counting_reads_everything_once(explainer: Explainer) -> None:
-    count, (found,) = await explainer.run(snapshots.count(Filter(statuses=["executing"])))
+def check_all(explained: list[Explained], indexes: set[str], blocks: float) -> None:
+    """Assert that these statements used exactly these indexes, no sequential scan, and at most `blocks` blocks."""
+    used = {index for found in explained for index in found.indexes}
+    # Probed once for runnable rows, if there are any.
+    assert used - {"gen_durable_deleted_live"} == indexes - {"gen_durable_deleted_live"}, explained
+    assert not any(found.seq_scans for found in explained), explained
+    assert sum(found.blocks for found in explained) <= blocks, explained
+
+
+async def test_version_reads_the_backlog_by_either_index(explainer: Explainer) -> None:
+    _, (found,) = await explainer.run(search.page(Filter(version=2), 100, None))
+    backlog = found.indexes & {"gen_durable_pick", "gen_durable_machine"}
+    check_all([found], EXECUTING_ROWS | RESTING | PKEY | {"gen_durable_gated"} | backlog, SORTED)
+
+
+async def test_page_by_step_alone_walks_the_primary_key(explainer: Explainer) -> None:
+    _, (found,) = await explainer.run(search.page(Filter(steps=["nowhere"]), 100, None))
+    check(found, PKEY, blocks=EVERYTHING)
+
+
+async def test_counting_live_rows_reads_no_finished_row(explainer: Explainer) -> None:
+    count, (found,) = await explainer.run(search.count(Filter(statuses=["executing"])))
     assert count == 4000
-    assert found.blocks <= EVERYTHING, found
+    check(found, EXECUTING_ROWS, blocks=2 * 4000)
+
+
+async def test_page_of_a_time_range_is_found_by_ids(explainer: Explainer) -> None:
+    moment = await explainer.connection.fetchval("select now() - interval '1 day'")
+    page, explained = await explainer.run(search.page(Filter(inserted_before=moment), 100, None))
+    assert len(page) == 100
+    assert all(row["inserted_at"] < moment for row in page)
+    # One hour is 3600 rows of the population.
+    check_all(explained, PKEY, 400)
+    number, _ = await explainer.run(search.count(Filter(inserted_after=moment)))
+    assert number == await explainer.connection.fetchval(
+        "select count(*) from gen_durable.gen_durable where inserted_at >= $1", moment
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,13 +171,13 @@ async def test_key_or_parent_is_found_by_index(
     chosen = Filter(**wanted)
     found: list[Any] = []
     for plan in (
-        snapshots.page(chosen, 100, None),
-        snapshots.ids(chosen, 100, None),
-        snapshots.tally(chosen),
-        snapshots.count(chosen),
+        search.page(chosen, 100, None),
+        search.ids(chosen, 100, None),
+        search.tally(chosen),
+        search.count(chosen),
     ):
         result, (explained,) = await explainer.run(plan)
-        check(explained, {index}, blocks=blocks)
+        check_all([explained], {index, *(explained.indexes & PKEY)}, blocks)
         found.append(result)
     page, ids, tally, number = found
     assert len(page) == len(ids) == sum(row["count"] for row in tally) == number

@@ -9,13 +9,13 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import resources
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from gen_durable._db.plan import in_schema, statements
+from gen_durable._db.plan import in_schema
+from tests.support.statement_files import all_statements
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 COMMIT = "COMMIT"
@@ -140,12 +140,7 @@ async def _pass_on(
 
 
 def _names() -> dict[str, str]:
-    files = [file.name for file in resources.files("gen_durable._db").iterdir() if file.name.endswith(".sql")]
-    return {
-        in_schema(statement.text, "gen_durable"): statement.name
-        for file in files
-        for statement in statements(file).values()
-    }
+    return {in_schema(statement.text, "gen_durable"): statement.name for _, statement in all_statements()}
 
 
 def _socket_of(dsn: str) -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ..errors import UsageError
-from . import snapshots, statement_retry
+from . import search, statement_retry
 from .failures import StatementError
 from .plan import Call, Plan, Row, Rows, statements
 from .sqlstates import KEY_TAKEN
@@ -96,10 +96,10 @@ def in_batches(
             on_changed(changed)
 
 
-def matching_ids(wanted: snapshots.Filter, before: int | None = None) -> Plan[list[int]]:
+def matching_ids(wanted: search.Filter, before: int | None = None) -> Plan[list[int]]:
     """Read the ids of all matching instances, newest first."""
     ids: list[int] = []
-    while page := (yield from snapshots.ids(wanted, _PAGE, before)):
+    while page := (yield from search.ids(wanted, _PAGE, before)):
         ids += page
         before = page[-1]
     return ids

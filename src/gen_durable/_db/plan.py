@@ -12,7 +12,20 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-__all__ = ["Call", "Plan", "Row", "Rows", "Script", "Statement", "in_schema", "only", "read", "statements"]
+__all__ = [
+    "Call",
+    "Plan",
+    "Row",
+    "Rows",
+    "Script",
+    "Statement",
+    "fill",
+    "in_schema",
+    "only",
+    "parts",
+    "read",
+    "statements",
+]
 
 T = TypeVar("T")
 
@@ -86,14 +99,24 @@ def statements(file: str) -> Mapping[str, Statement]:
     query. `{x}` in a statement is replaced by it. Statements name the schema `gen_durable`. One without parts also runs
     in psql, with a semicolon: a parameter `:ids` is the psql variable `ids`.
     """
+    shared = parts(file)
+    return {name: Statement(name, fill(text, shared)) for name, text in _sections(file, "name").items()}
+
+
+def parts(file: str) -> Mapping[str, str]:
+    """Read the parts of one `.sql` file of this package, by name: for statements that a module composes."""
+    return _sections(file, "part")
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """Replace each `{x}` by its value."""
+    return _PART.sub(lambda match: values[match[1]], text)
+
+
+def _sections(file: str, wanted: str) -> dict[str, str]:
     sections = _SECTION.split(read(file))[1:]
-    bodies = list(zip(sections[::3], sections[1::3], sections[2::3], strict=True))
-    parts = {name: _COMMENT.sub("", body) for kind, name, body in bodies if kind == "part"}
-    return {
-        name: Statement(name, _PART.sub(lambda match: parts[match[1]], _COMMENT.sub("", body)))
-        for kind, name, body in bodies
-        if kind == "name"
-    }
+    found = zip(sections[::3], sections[1::3], sections[2::3], strict=True)
+    return {name: _COMMENT.sub("", body) for kind, name, body in found if kind == wanted}
 
 
 def read(file: str) -> str:

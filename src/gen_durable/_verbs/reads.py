@@ -10,7 +10,7 @@ from .._checks import checked_id, checked_int, checked_moment, checked_name
 from .._core.explanation import explanation_of
 from .._core.records import record_of
 from .._db import explain as explains
-from .._db import snapshots
+from .._db import search, snapshots
 from .._db.plan import Plan
 from .._dictionary import did_you_mean
 from ..definition import StepRef, definition_of, step_name
@@ -59,13 +59,13 @@ def page(
     if before is not None:
         checked_id(before)
     definition = None if machine is None or isinstance(machine, str) else definition_of(machine)
-    rows = yield from snapshots.page(filter_of(machine, filters), limit, before)
+    rows = yield from search.page(filter_of(machine, filters), limit, before)
     return [read(row, definition) for row in rows]
 
 
 def count(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, Any]) -> Plan[int]:
     """Count instances."""
-    return (yield from snapshots.count(filter_of(machine, filters)))
+    return (yield from search.count(filter_of(machine, filters)))
 
 
 def children(target: Target, *, every: bool) -> Plan[Sequence[Instance[Any, Any]]]:
@@ -91,7 +91,7 @@ def explain(target: Target) -> Plan[Explanation]:
     return explanation_of(row)
 
 
-def filter_of(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, Any]) -> snapshots.Filter:
+def filter_of(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, Any]) -> search.Filter:
     values: dict[str, Any] = {}
     if machine is not None:
         name = machine if isinstance(machine, str) else definition_of(machine).name
@@ -105,7 +105,7 @@ def filter_of(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, 
             )
         field, checked = _FILTERS[name]
         values[field] = checked(value)
-    return snapshots.Filter(**values)
+    return search.Filter(**values)
 
 
 def _statuses(value: Any) -> list[str]:

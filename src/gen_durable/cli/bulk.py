@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
-from .._db import control, snapshots
+from .._db import control, search, snapshots
 from .._db.failures import StatementError
 from .._db.plan import Plan, Row
 from .._db.pool import Database
-from .._db.snapshots import Filter
+from .._db.search import Filter
 from ..errors import UsageError
 from .failure import Failure, no_instance
 from .selection import Selection
@@ -81,7 +81,7 @@ async def carry_out(
 
 async def _matching(database: Database, verb: Verb, selection: Selection) -> Preview:
     wanted = await database.run(selection.filter(**verb.defaults))
-    newest = await database.run(snapshots.ids(wanted, 1, None))
+    newest = await database.run(search.ids(wanted, 1, None))
     groups = [
         Group(
             row["fsm"],
@@ -89,7 +89,7 @@ async def _matching(database: Database, verb: Verb, selection: Selection) -> Pre
             verb.predict(row["status"], is_deleted=wanted.only_deleted),
             row["count"],
         )
-        for row in await database.run(snapshots.tally(wanted))
+        for row in await database.run(search.tally(wanted))
     ]
     return Preview(groups=groups, wanted=wanted, before=newest[0] + 1 if newest else 0)
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .._checks import checked_id
-from .._db import snapshots
+from .._db import search, snapshots
 from .._db.plan import Plan, Row
 from .connection import DatabaseOptions, database_options
 from .json_text import json_option, print_json_rows
@@ -69,7 +69,7 @@ def _page(
 ) -> Plan[tuple[datetime, Sequence[Row]]]:
     wanted = yield from selection.filter(with_deleted=deleted)
     now = yield from snapshots.now()
-    return now, (yield from snapshots.page(wanted, limit, before))
+    return now, (yield from search.page(wanted, limit, before))
 
 
 def _print(rows: Sequence[Row], now: datetime) -> None:

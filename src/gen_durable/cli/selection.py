@@ -12,7 +12,7 @@ import msgspec
 from .._checks import checked_id, checked_int, checked_key, checked_name
 from .._db import snapshots
 from .._db.plan import Plan
-from .._db.snapshots import Filter
+from .._db.search import Filter
 from .._dictionary import did_you_mean
 from ..instance import STATUS_WORDS, Status, statuses_of
 from .failure import Failure

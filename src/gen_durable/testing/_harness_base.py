@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, get_args, overl
 
 from .. import _verbs
 from .._checks import checked_delay
-from .._db import snapshots
+from .._db import search, snapshots
 from .._db.plan import Plan, Row
 from .._dictionary import did_you_mean
 from .._typing import KEEP, ResultT, StateT
@@ -176,11 +176,11 @@ class HarnessBase:
         """Return all instances, or those of this machine, the oldest first."""
         definition = None if machine is None else definition_of(machine)
         wanted = (
-            snapshots.Filter()
+            search.Filter()
             if definition is None
-            else snapshots.Filter(fsms=[definition.name], version=definition.version)
+            else search.Filter(fsms=[definition.name], version=definition.version)
         )
-        rows = self._run_now(snapshots.page(wanted, _MAX_INSTANCES, None))
+        rows = self._run_now(search.page(wanted, _MAX_INSTANCES, None))
         return [_verbs.read(row, definition or self._definition_of(row)) for row in reversed(rows)]
 
     def history(self, target: Target, /) -> list[Transition]:

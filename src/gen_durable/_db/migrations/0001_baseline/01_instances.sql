@@ -122,6 +122,8 @@ create index gen_durable_concurrency on gen_durable.gen_durable (concurrency_key
   where status = 'runnable' and concurrency_key is not null;
 create index gen_durable_gated on gen_durable.gen_durable (concurrency_key, priority, eligible_at, id)
   where status = 'runnable' and gated;
+create index gen_durable_concurrency_resting on gen_durable.gen_durable (concurrency_key, id)
+  where concurrency_key is not null and status not in ('runnable', 'executing');
 create index gen_durable_limited on gen_durable.gen_durable (rate_limit, queue, priority, eligible_at, id)
   where status = 'runnable' and not gated and rate_limit is not null;
 create index gen_durable_rate_turn on gen_durable.gen_durable (rate_limit, queue, rate_turn_at)
@@ -132,6 +134,9 @@ create unique index gen_durable_unique on gen_durable.gen_durable (unique_key)
   where unique_key is not null and status = any (unique_scope) and (deleted_at is null or status = 'executing');
 create unique index gen_durable_correlation on gen_durable.gen_durable (correlation_key)
   where correlation_key is not null and status = any (correlation_scope) and (deleted_at is null or status = 'executing');
+-- Former holders of a unique key, and all instances that had a correlation key.
+create index gen_durable_unique_former on gen_durable.gen_durable (unique_key, id)
+  where unique_key is not null and (status = any (unique_scope) and (deleted_at is null or status = 'executing')) is not true;
 create index gen_durable_key on gen_durable.gen_durable (correlation_key, id) where correlation_key is not null;
 create index gen_durable_parent on gen_durable.gen_durable (parent_id, parent_round) where parent_id is not null;
 create index gen_durable_deadline on gen_durable.gen_durable (await_deadline)
@@ -141,8 +146,12 @@ create index gen_durable_finished on gen_durable.gen_durable (status, finished_a
 create index gen_durable_deleted on gen_durable.gen_durable (deleted_at, id)
   where deleted_at is not null and finished_at is not null;
 create index gen_durable_deleted_live on gen_durable.gen_durable (id) where deleted_at is not null and finished_at is null;
--- The instances of a schedule; the live ones (finished_at is null) for `overlap`.
-create index gen_durable_schedule on gen_durable.gen_durable (schedule, finished_at) where schedule is not null;
+-- The instances of a schedule, and the live ones for `overlap`.
+create index gen_durable_schedule on gen_durable.gen_durable (schedule, id) where schedule is not null;
+create index gen_durable_schedule_live on gen_durable.gen_durable (schedule) where schedule is not null and finished_at is null;
+-- Lists and counts of parked and ended rows.
+create index gen_durable_resting on gen_durable.gen_durable (fsm collate "C", queue, fsm_version, status, id)
+  where status not in ('runnable', 'executing') and deleted_at is null;
 
 -- Machines that workers have registered: defaults for SQL producers, and the dead-letter job for the reaper.
 create table gen_durable.machines (

@@ -1,0 +1,31 @@
+"""All statements of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import resources
+
+import msgspec
+
+from gen_durable._db import search
+from gen_durable._db.plan import Statement, statements
+
+READS: tuple[search.Read, ...] = ("page", "ids", "count", "tally")
+
+
+def all_statements() -> Iterator[tuple[str, Statement]]:
+    for file in sorted(resources.files("gen_durable._db").iterdir(), key=lambda path: path.name):
+        if file.name.endswith(".sql"):
+            for statement in statements(file.name).values():
+                yield file.name, statement
+    yield from searches()
+
+
+def searches() -> Iterator[tuple[str, Statement]]:
+    """Composed statements: without a filter, by each filter alone, by all of them, and with a status."""
+    names = [field.name for field in msgspec.structs.fields(search.Filter)]
+    for given in [(), *((name,) for name in names), tuple(names), ("fsms", "with_deleted")]:
+        for read in READS:
+            yield "search.sql", search.statement(read, given, None)
+    for read in READS:
+        yield "search.sql", search.statement(read, ("fsms", "statuses"), frozenset({"runnable"}))
