@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
-from gen_durable import Context, Done, Event, Machine, Next, Outcome, ScheduleChildren, Spec, step
+import asyncio
+from datetime import timedelta
 
-__all__ = ["CHAIN", "Chain", "Family", "Loud", "One"]
+import msgspec
+
+from gen_durable import (
+    Await,
+    Context,
+    Done,
+    Event,
+    Machine,
+    Next,
+    Outcome,
+    ScheduleChildren,
+    Signal,
+    Spec,
+    step,
+)
+
+__all__ = [
+    "CHAIN",
+    "MACHINES",
+    "Chain",
+    "Family",
+    "Loud",
+    "One",
+    "Order",
+    "Ordered",
+    "Suspending",
+    "Threaded",
+    "Timed",
+    "Waiting",
+]
 
 CHAIN = 10
 
@@ -45,3 +75,63 @@ class Family(Machine[int, int]):
     @step
     async def join(self, ctx: Context[int]) -> Outcome[int]:
         return Done(len(ctx.children))
+
+
+class Suspending(Machine[int, int]):
+    """A job whose step suspends once."""
+
+    @step
+    async def run(self, ctx: Context[int]) -> Outcome[int]:
+        await asyncio.sleep(0)
+        return Done(ctx.state)
+
+
+class Timed(Machine[int, int]):
+    """A job whose step has a timeout."""
+
+    @step(timeout=timedelta(minutes=1))
+    async def run(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state)
+
+
+class Threaded(Machine[int, int]):
+    """A job whose step runs in a thread."""
+
+    @step
+    def run(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state)
+
+
+class Order(msgspec.Struct):
+    """A state with a few fields."""
+
+    number: int
+    customer: str
+    items: list[str]
+    paid: float | None = None
+
+
+class Ordered(Machine[Order, Order]):
+    """A job whose state and result are objects."""
+
+    @step
+    async def run(self, ctx: Context[Order]) -> Outcome[Order]:
+        ctx.state.paid = 9.5
+        return Done(ctx.state)
+
+
+class Waiting(Machine[int, int]):
+    """Two steps: one that awaits a signal, and one that reads it."""
+
+    go = Signal("go", int)
+
+    @step
+    async def wait(self, ctx: Context[int]) -> Outcome[int]:
+        return Await(self.go, then=self.read)
+
+    @step
+    async def read(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.awaited.get(self.go) or 0)
+
+
+MACHINES = (One, Loud, Chain, Family, Suspending, Timed, Threaded, Ordered, Waiting)

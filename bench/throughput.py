@@ -9,6 +9,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+import msgspec
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
 from gen_durable import (
     AsyncClient,
     CloudEvent,
@@ -25,11 +30,25 @@ from gen_durable._core.new_rows import new_instance
 from gen_durable._db.connector import connect
 from gen_durable._db.pool import Database
 from gen_durable.config import AuditLevel
-from gen_durable.events import SinkLike
+from gen_durable.contrib.opentelemetry import instrument
 from gen_durable.telemetry import StepStop
 
 from .bare import bare_inserts, bare_loop
-from .machines import CHAIN, Chain, Family, Loud, One
+from .machines import (
+    CHAIN,
+    MACHINES,
+    Chain,
+    Family,
+    Loud,
+    One,
+    Order,
+    Ordered,
+    Suspending,
+    Threaded,
+    Timed,
+    Waiting,
+)
+from .peers.processor_time import server_seconds
 
 __all__ = ["measure"]
 
@@ -43,11 +62,17 @@ insert into "{SCHEMA}".gen_durable
 values ('One', 'run', 'elsewhere', 'executing', 1, 'infinity', 'busy', 0)"""  # noqa: S608 - our own constants
 
 
+SIGNALS = f"""
+insert into "{SCHEMA}".signals (target_id, name, payload) select id, 'go', '1' from "{SCHEMA}".gen_durable;
+update "{SCHEMA}".gen_durable set has_signals = true"""  # noqa: S608 - our own constants
+
+
 class Rate(NamedTuple):
-    """Operations per second, and processor time of this process per operation."""
+    """Operations per second, and processor time per operation: of this process, and of the server."""
 
     per_second: float
     python_us: float
+    server_us: float
 
 
 class Bench:
@@ -78,14 +103,46 @@ class Bench:
         finally:
             await conn.close()
 
+    async def jobs_objects(self) -> Rate:
+        return await self._run(Ordered)
+
+    async def jobs_suspending(self) -> Rate:
+        return await self._run(Suspending)
+
+    async def jobs_timed(self) -> Rate:
+        return await self._run(Timed)
+
+    async def jobs_threaded(self) -> Rate:
+        return await self._run(Threaded)
+
+    async def jobs_wrapped(self) -> Rate:
+        return await self._run(One, middleware=[_pass_on])
+
+    async def jobs_unrecorded(self) -> Rate:
+        return await self._run(One, settings=msgspec.structs.replace(self.settings, executions="off"))
+
+    async def jobs_traced(self) -> Rate:
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(InMemorySpanExporter()))
+        stop = instrument(provider)
+        try:
+            return await self._run(One)
+        finally:
+            stop()
+
+    async def signalled(self) -> Rate:
+        """Run instances of two steps whose signals have arrived before the worker starts."""
+        await self._insert(Waiting, self.jobs)
+        await self._execute(SIGNALS)
+        return await self._work(self.jobs, Waiting)
+
     async def jobs_bare(self) -> Rate:
         await self._insert(One, self.jobs)
         async with await Database.open(self.dsn, SCHEMA, size=2) as database:
-            return await _rate(self.jobs, bare_loop(database, "One", "default", 1))
+            return await self._rate(self.jobs, bare_loop(database, "One", "default", 1))
 
     async def jobs_engine(self) -> Rate:
-        await self._insert(One, self.jobs)
-        return await self._work(self.jobs)
+        return await self._run(One)
 
     async def jobs_slots(self) -> Rate:
         """Run jobs under a concurrency limit that is never reached: one key, more slots than jobs."""
@@ -114,13 +171,13 @@ class Bench:
         await self._execute(HOLDER)
         await self._insert(One, self.jobs)
         async with AsyncClient(self.dsn, settings=self.settings) as client:
-            return await _rate(self.jobs, self._until_done(client, self.jobs))
+            return await self._rate(self.jobs, self._until_done(client, self.jobs))
 
     async def chain_bare(self) -> Rate:
         rows = self.jobs // CHAIN
         await self._insert(Chain, rows)
         async with await Database.open(self.dsn, SCHEMA, size=2) as database:
-            return await _rate(rows * CHAIN, bare_loop(database, "Chain", "default", CHAIN))
+            return await self._rate(rows * CHAIN, bare_loop(database, "Chain", "default", CHAIN))
 
     async def chain_engine(self) -> Rate:
         await self._insert(Chain, self.jobs // CHAIN)
@@ -129,29 +186,28 @@ class Bench:
     async def inserts_bare(self) -> Rate:
         rows = [new_instance(Spec(One, number), 2**20) for number in range(self.jobs)]
         async with await Database.open(self.dsn, SCHEMA, size=1) as database:
-            return await _rate(self.jobs, bare_inserts(database, rows))
+            return await self._rate(self.jobs, bare_inserts(database, rows))
 
     async def inserts_engine(self) -> Rate:
         async with AsyncClient(self.dsn, settings=self.settings) as client:
             specs = [Spec(One, number) for number in range(self.jobs)]
-            return await _rate(self.jobs, client.insert_all(specs))
+            return await self._rate(self.jobs, client.insert_all(specs))
 
     async def fan_out(self) -> Rate:
         children = min(self.jobs, 10_000)
         async with self._worker() as worker:
             async with asyncio.timeout(120):
-                return await _rate(children, _finish(worker, Spec(Family, children)))
+                return await self._rate(children, _finish(worker, Spec(Family, children)))
 
     async def jobs_emitting(self) -> Rate:
         """Run jobs that emit an event each. The events stay unpublished."""
-        await self._insert(Loud, self.jobs)
-        return await self._work(self.jobs, Loud)
+        return await self._run(Loud)
 
     async def published(self) -> Rate:
         """Publish events that are already committed to a sink that does nothing, with one dispatcher."""
         await self.jobs_emitting()
         async with AsyncClient(self.dsn, settings=self.settings) as client:
-            return await _rate(self.jobs, self._publish(client))
+            return await self._rate(self.jobs, self._publish(client))
 
     async def _publish(self, client: AsyncClient) -> None:
         async with self._worker(sinks=_swallow):
@@ -172,18 +228,15 @@ class Bench:
                 times.append((started[-1] - before) * 1000)
         return sorted(times[20:])  # the first inserts prepare their statements
 
-    def _worker(self, sinks: SinkLike | None = None) -> Worker:
-        return Worker(
-            [One, Loud, Chain, Family],
-            sinks=sinks,
-            dsn=self.dsn,
-            queues={"default": Queue(concurrency=CONCURRENCY)},
-            settings=self.settings,
-        )
+    def _worker(self, **options: Any) -> Worker:
+        options = {"settings": self.settings, **options}
+        queues = {"default": Queue(concurrency=CONCURRENCY)}
+        return Worker(list(MACHINES), dsn=self.dsn, queues=queues, **options)
 
-    async def _insert(self, machine: type[Machine[int, int]], count: int, **options: Any) -> None:
+    async def _insert(self, machine: type[Machine[Any, Any]], count: int, **options: Any) -> None:
+        state = Order(7, "Ada", ["lens", "tripod"]) if machine is Ordered else 0
         async with AsyncClient(self.dsn, settings=self.settings) as client:
-            await client.insert_all([Spec(machine, 0, **options) for _ in range(count)])
+            await client.insert_all([Spec(machine, state, **options) for _ in range(count)])
 
     async def _limited(self, limit: ConcurrencyLimit | RateLimit, **options: Any) -> Rate:
         async with AsyncClient(self.dsn, settings=self.settings) as client:
@@ -201,6 +254,20 @@ class Bench:
             f'insert into "{SCHEMA}".gen_durable ({rows} from generate_series(1, {BLOCKED_ROWS})'
         )
 
+    async def _rate(self, count: int, work: Awaitable[object]) -> Rate:
+        conn = await connect(self.dsn)
+        try:
+            backend = conn.get_server_pid()
+            begun, python, server = time.monotonic(), time.process_time(), server_seconds(backend)
+            await work
+            return Rate(
+                count / (time.monotonic() - begun),
+                (time.process_time() - python) / count * 1e6,
+                (server_seconds(backend) - server) / count * 1e6,
+            )
+        finally:
+            await conn.close()
+
     async def _execute(self, text: str) -> None:
         conn = await connect(self.dsn)
         try:
@@ -213,20 +280,25 @@ class Bench:
             while await client.count(status=Status.DONE) < count:
                 await asyncio.sleep(0.02)
 
-    async def _work(self, steps: int, machine: type[Machine[int, int]] = One) -> Rate:
-        async with AsyncClient(self.dsn, settings=self.settings) as client:
-            return await _rate(steps, self._run_until_idle(client, machine))
+    async def _run(self, machine: type[Machine[Any, Any]], **options: Any) -> Rate:
+        """Insert jobs of this machine, and measure a worker with these options."""
+        await self._insert(machine, self.jobs)
+        return await self._work(self.jobs, machine, **options)
 
-    async def _run_until_idle(self, client: AsyncClient, machine: type[Machine[int, int]]) -> None:
-        async with self._worker():
+    async def _work(self, steps: int, machine: type[Machine[Any, Any]] = One, **options: Any) -> Rate:
+        async with AsyncClient(self.dsn, settings=self.settings) as client:
+            return await self._rate(steps, self._run_until_idle(client, machine, options))
+
+    async def _run_until_idle(
+        self, client: AsyncClient, machine: type[Machine[Any, Any]], options: dict[str, Any]
+    ) -> None:
+        async with self._worker(**options):
             while await client.count(machine, status=(Status.RUNNABLE, Status.EXECUTING)):
                 await asyncio.sleep(0.02)
 
 
-async def _rate(count: int, work: Awaitable[object]) -> Rate:
-    begun, busy = time.monotonic(), time.process_time()
-    await work
-    return Rate(count / (time.monotonic() - begun), (time.process_time() - busy) / count * 1e6)
+async def _pass_on(ctx: Any, call: Any) -> Any:
+    return await call()
 
 
 async def _swallow(event: CloudEvent) -> None:
@@ -239,20 +311,29 @@ async def _finish(worker: Worker, spec: Spec[int, int]) -> None:
 
 
 PAIRS: tuple[tuple[str, str, str], ...] = (
-    ("jobs/s", "jobs_engine", "jobs_bare"),
-    ("chained steps/s", "chain_engine", "chain_bare"),
-    ("batch inserts/s", "inserts_engine", "inserts_bare"),
+    ("jobs", "jobs_engine", "jobs_bare"),
+    ("chained steps", "chain_engine", "chain_bare"),
+    ("batch inserts", "inserts_engine", "inserts_bare"),
 )
 
-
-# Variants of jobs/s, shown as a share of it.
 VARIANTS: tuple[tuple[str, str], ...] = (
-    ("under a concurrency limit", "jobs_slots"),
-    ("under a rate limit", "jobs_tokens"),
-    ("with the audit off", "jobs_unaudited"),
-    ("with the whole audit", "jobs_audited"),
-    ("behind an unknown machine", "jobs_unknown_machine"),
-    ("behind a busy key", "jobs_busy_key"),
+    ("jobs with an object as state", "jobs_objects"),
+    ("jobs that suspend", "jobs_suspending"),
+    ("jobs with a timeout", "jobs_timed"),
+    ("jobs with middleware", "jobs_wrapped"),
+    ("jobs with tracing", "jobs_traced"),
+    ("jobs in threads", "jobs_threaded"),
+    ("jobs without records", "jobs_unrecorded"),
+    ("jobs under a concurrency limit", "jobs_slots"),
+    ("jobs under a rate limit", "jobs_tokens"),
+    ("jobs with the audit off", "jobs_unaudited"),
+    ("jobs with the whole audit", "jobs_audited"),
+    ("jobs with an event each", "jobs_emitting"),
+    ("jobs behind an unknown machine", "jobs_unknown_machine"),
+    ("jobs behind a busy key", "jobs_busy_key"),
+    ("instances with a signal", "signalled"),
+    ("children of a fan-out", "fan_out"),
+    ("events published", "published"),
 )
 
 
@@ -262,50 +343,42 @@ async def measure(dsn: str, jobs: int, rounds: int) -> None:
     await bench.begin()
     found: dict[str, list[Rate]] = {}
     latencies: list[list[float]] = []
+    names = [*(name for _, *pair in PAIRS for name in pair), *(name for _, name in VARIANTS)]
     for number in range(1, rounds + 1):
-        for name in [
-            *(name for _, *pair in PAIRS for name in pair),
-            *(name for _, name in VARIANTS),
-            "fan_out",
-            "jobs_emitting",
-            "published",
-        ]:
+        for name in names:
             await bench.prepare()
             work: Callable[[], Awaitable[Rate]] = getattr(bench, name)
             found.setdefault(name, []).append(rate := await work())
-            print(f"round {number}/{rounds}: {name:<15} {rate.per_second:>10,.0f}/s", file=sys.stderr)
+            print(f"round {number}/{rounds}: {name:<20} {rate.per_second:>10,.0f}/s", file=sys.stderr)
         await bench.prepare()
         latencies.append(await bench.latency())
     print(_table(found, latencies, jobs, rounds))
 
 
 def _table(found: dict[str, list[Rate]], latencies: list[list[float]], jobs: int, rounds: int) -> str:
-    rate = {name: statistics.median(one.per_second for one in rates) for name, rates in found.items()}
-    python = {name: statistics.median(one.python_us for one in rates) for name, rates in found.items()}
     lines = [
         f"{jobs:,} jobs, medians of {rounds} interleaved rounds, execution records on, fsync on",
         "",
-        f"{'':<26}{'engine':>12}{'bare loop':>12}{'ratio':>8}{'µs each, of which Python':>32}",
+        f"{'':<34}{'per second':>12}{'ratio':>8}{'Python µs':>12}{'server µs':>12}",
     ]
     for title, engine, bare in PAIRS:
-        pairs = zip(found[engine], found[bare], strict=True)
-        ratio = statistics.median(one.per_second / other.per_second for one, other in pairs)
-        split = (
-            f"{1e6 / rate[engine]:.0f}: {python[engine]:.0f}, bare {1e6 / rate[bare]:.0f}: {python[bare]:.0f}"
-        )
-        lines.append(f"{title:<26}{rate[engine]:>12,.0f}{rate[bare]:>12,.0f}{ratio:>8.2f}{split:>32}")
-    for title, name in VARIANTS:
-        both = zip(found[name], found["jobs_engine"], strict=True)
-        share = statistics.median(one.per_second / other.per_second for one, other in both)
-        lines.append(f"{title:<26}{rate[name]:>12,.0f}{'':>12}{share:>8.2f} of jobs/s")
-    share = rate["fan_out"] / rate["jobs_engine"]
-    lines.append(f"{'fan-out, children/s':<26}{rate['fan_out']:>12,.0f}{'':>12}{share:>8.2f} of jobs/s")
-    share = rate["jobs_emitting"] / rate["jobs_engine"]
-    lines.append(
-        f"{'jobs/s with an event each':<26}{rate['jobs_emitting']:>12,.0f}{'':>12}{share:>8.2f} of jobs/s"
-    )
-    lines.append(f"{'events published/s':<26}{rate['published']:>12,.0f}")
+        lines.append(_line(title, found[engine], found[bare]))
+        lines.append(_line(f"{title}, bare loop", found[bare]))
+    lines += [_line(title, found[name], found["jobs_engine"]) for title, name in VARIANTS]
     p50 = statistics.median(times[len(times) // 2] for times in latencies)
     p99 = statistics.median(times[len(times) * 99 // 100] for times in latencies)
-    lines.append(f"{'insert to start, ms':<26}{f'p50 {p50:.1f}':>12}{f'p99 {p99:.1f}':>12}")
+    lines += [
+        "",
+        "ratio: per second, against the bare loop of the same operation; of the variants, against jobs",
+        f"insert to start in the same process: p50 {p50:.1f} ms, p99 {p99:.1f} ms",
+    ]
     return "\n".join(lines)
+
+
+def _line(title: str, rates: list[Rate], others: list[Rate] | None = None) -> str:
+    rate = Rate(*(statistics.median(column) for column in zip(*rates, strict=True)))
+    ratio = ""
+    if others is not None:
+        pairs = zip(rates, others, strict=True)
+        ratio = f"{statistics.median(one.per_second / other.per_second for one, other in pairs):.2f}"
+    return f"{title:<34}{rate.per_second:>12,.0f}{ratio:>8}{rate.python_us:>12.1f}{rate.server_us:>12.1f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -397,11 +397,17 @@ def _timeout(step: StepDef, machine: str) -> StepTimeoutError | None:
 
 
 async def _with_timeout(timeout: StepTimeoutError, running: Awaitable[object]) -> object:
-    """Await a step; cancel it after its timeout."""
-    timer = asyncio.timeout(timeout.timeout.total_seconds())
+    """Await a step; cancel it after its timeout. A step that does not suspend needs no timer."""
+    started = asyncio.get_running_loop().time()
+    step = running.__await__()
+    try:
+        waits_for = next(step)
+    except StopIteration as ended:
+        return ended.value
+    timer = asyncio.timeout_at(started + timeout.timeout.total_seconds())
     try:
         async with timer:
-            value = await running
+            value = await _Suspended(step, waits_for)
     except BaseException as error:
         # The step may convert its cancellation to another error, or raise a TimeoutError of its own.
         if timer.expired() and not is_task_cancelled(error, current_task()):
@@ -410,6 +416,33 @@ async def _with_timeout(timeout: StepTimeoutError, running: Awaitable[object]) -
     if timer.expired():
         raise timeout
     return value
+
+
+class _Suspended:
+    """A step that has suspended. Awaiting it waits for what the step waits for, and continues the step."""
+
+    __slots__ = ("_step", "_waits_for")
+
+    def __init__(self, step: Generator[Any, Any, object], waits_for: Any) -> None:
+        self._step = step
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, object]:
+        waits_for = self._waits_for
+        while True:
+            try:
+                received = yield waits_for
+            except BaseException as error:  # noqa: BLE001 - raised in the step
+                proceed: Callable[[Any], Any] = self._step.throw
+                received = error
+            else:
+                proceed = self._step.send
+            try:
+                waits_for = proceed(received)
+            except StopIteration as ended:
+                return ended.value
+            finally:
+                del received  # a traceback that refers to this frame must not keep its exception alive
 
 
 def _log_line_of_failure(
