@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from .page import PAGE, publish
 from .program import AdapterError
 from .report import terminal
 from .results import Results
 from .server import SETTINGS, Server
-from .systems import SYSTEMS, System, UnavailableError, install
+from .systems import ROOT, SYSTEMS, System, UnavailableError, install
 from .workloads import WORKLOADS, Bench, Workload
 
 __all__ = ["Options", "compare"]
@@ -49,6 +51,9 @@ def compare(home: Path, options: Options) -> Results:
         _remove_old_databases(server, systems, bench)
         _Run(bench, results, saved, options, systems).all_rounds()
     print(terminal(results))
+    if options.is_published:
+        publish(results)
+        print(f"wrote {PAGE}", file=sys.stderr)
     return results
 
 
@@ -71,6 +76,7 @@ def _prepare(bench: Bench, home: Path, options: Options, results: Results) -> li
             "title": system.title,
             "version": about["version"],
             "settings": about["settings"],
+            "is_ours": system.is_ours,
         }
         found.append(system)
     return found
@@ -89,14 +95,21 @@ def _about(server: Server, options: Options) -> dict[str, object]:
         "processor": cpu,
         "cores": os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
         "postgresql": server.version,
         "settings": SETTINGS,
         "rounds": 1 if options.is_quick else options.rounds,
         "rows": options.rows,
+        "load": os.getloadavg()[0],
+        "commit": _commit(),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 def _remove_old_databases(server: Server, systems: list[System], bench: Bench) -> None:

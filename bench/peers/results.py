@@ -1,4 +1,4 @@
-"""What a run has measured: all figures of all rounds, their medians, and the ratios that HOTPATH's targets name."""
+"""What a run has measured: all figures of all rounds, their medians, and the ratios that are targets."""
 
 from __future__ import annotations
 

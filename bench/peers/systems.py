@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["OURS", "SYSTEMS", "System", "UnavailableError", "install"]
+__all__ = ["OURS", "ROOT", "SYSTEMS", "System", "UnavailableError", "install"]
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]

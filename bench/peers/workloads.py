@@ -178,13 +178,15 @@ def _single_insert(bench: Bench, system: System) -> Figures | None:
         return run.call(count, "insert_one", task="noop", count=count)
 
 
-def _jobs(task: str, processes: int = 1, share: float = 1.0) -> Callable[[Bench, System], Figures | None]:
+def _jobs(
+    task: str, processes: int = 1, share: float = 1.0, most: int = 1_000_000
+) -> Callable[[Bench, System], Figures | None]:
     """Return the measurement of a backlog of jobs."""
 
     def measure(bench: Bench, system: System) -> Figures | None:
         if task not in bench.about[system.name]["tasks"]:
             return None
-        jobs = bench.count(system, share)
+        jobs = min(most, bench.count(system, share))
         with bench.opened(system, processes) as run:
             found = run.drain(task, jobs, jobs * (STEPS if task == "chain" else 1))
         if task == "noop" and processes == 1:
@@ -197,7 +199,7 @@ def _jobs(task: str, processes: int = 1, share: float = 1.0) -> Callable[[Bench,
 def _fan_out(bench: Bench, system: System) -> Figures | None:
     if "fan" not in bench.about[system.name]["tasks"]:
         return None
-    children = bench.count(system, 0.25)
+    children = min(2000, bench.count(system, 0.25))
     with bench.opened(system) as run:
         return run.drain("fan", 1, children, count=1, value=children)
 
@@ -276,23 +278,114 @@ class Workload:
     name: str
     title: str
     unit: str
+    note: str
+    """What is measured, for the page."""
     measure: Callable[[Bench, System], Figures | None]
     is_core: bool = False
     """Whether --quick runs it."""
 
 
 WORKLOADS: Final = (
-    Workload("noop", "no-op jobs", "job", _jobs("noop"), is_core=True),
-    Workload("insert_batch", "batch insert", "row", _batch_insert, is_core=True),
-    Workload("insert_one", "single insert", "row", _single_insert),
-    Workload("chain", f"{STEPS}-step workflow", "step", _jobs("chain", share=0.1), is_core=True),
-    Workload("suspend", "jobs that suspend once", "job", _jobs("suspend"), is_core=True),
-    Workload("fan_out", "fan-out with join", "child", _fan_out),
-    Workload("failures", "1 % failures with a retry", "job", _jobs("flaky")),
-    Workload("limited", "at most 10 at once", "job", _jobs("limited", share=0.3)),
-    Workload("noop4", "no-op jobs, 4 worker processes", "job", _jobs("noop", processes=4), is_core=True),
-    Workload("rows", "no-op jobs beside 5 million rows", "job", _many_rows),
-    Workload("latency", "insert to start, idle", "", _latency, is_core=True),
-    Workload("latency_load", "insert to start, under load", "", _latency_under_load),
-    Workload("busy_key", "start behind 50,000 rows of a busy key", "", _busy_key, is_core=True),
+    Workload(
+        "noop",
+        "no-op jobs",
+        "job",
+        "A backlog of jobs that do nothing, one worker process.",
+        _jobs("noop"),
+        is_core=True,
+    ),
+    Workload(
+        "insert_batch",
+        "batch insert",
+        "row",
+        "One client inserts jobs in the largest batches that the system takes.",
+        _batch_insert,
+        is_core=True,
+    ),
+    Workload(
+        "insert_one",
+        "single insert",
+        "row",
+        "One client inserts one job after another. Each insert waits for its flush to disk.",
+        _single_insert,
+    ),
+    Workload(
+        "chain",
+        f"{STEPS}-step workflow",
+        "step",
+        f"Workflows of {STEPS} durable steps that do nothing; per step. Job queues have no workflows.",
+        _jobs("chain", share=0.1),
+        is_core=True,
+    ),
+    Workload(
+        "suspend",
+        "jobs that suspend once",
+        "job",
+        "Jobs that yield to the event loop once.",
+        _jobs("suspend"),
+        is_core=True,
+    ),
+    Workload(
+        "fan_out",
+        "fan-out with join",
+        "child",
+        "One parent starts children and continues when all are finished; per child. pg-boss looks for finished "
+        "children once per second.",
+        _fan_out,
+    ),
+    Workload(
+        "failures",
+        "1 % failures with a retry",
+        "job",
+        "The first attempt of every hundredth job fails; it is retried with the smallest delay that the system offers.",
+        _jobs("flaky"),
+    ),
+    Workload(
+        "limited",
+        "at most 10 at once",
+        "job",
+        "All jobs share a concurrency limit of 10 across all processes. graphile-worker has queues, and Procrastinate "
+        "has locks, that run one job at a time: they use 10 of them.",
+        _jobs("limited", most=1000),
+    ),
+    Workload(
+        "noop4",
+        "no-op jobs, 4 worker processes",
+        "job",
+        "The same backlog, shared by four processes.",
+        _jobs("noop", processes=4),
+        is_core=True,
+    ),
+    Workload(
+        "rows",
+        "no-op jobs beside 5 million rows",
+        "job",
+        "The table has 5 million finished rows; 5 million future ones for systems that delete finished jobs.",
+        _many_rows,
+    ),
+    Workload(
+        "latency",
+        "insert to start, idle",
+        "",
+        "From the call of insert to the start of the handler, on an idle worker. Jobs come from another process, and "
+        "then from the process of the worker.",
+        _latency,
+        is_core=True,
+    ),
+    Workload(
+        "latency_load",
+        "insert to start, under load",
+        "",
+        "The same from another process, while a third process inserts jobs: 1,000 per second, or half of what the "
+        "system can do.",
+        _latency_under_load,
+    ),
+    Workload(
+        "busy_key",
+        "start behind 50,000 rows of a busy key",
+        "",
+        "A job is inserted behind 50,000 due rows whose concurrency key has no free slot.",
+        _busy_key,
+        is_core=True,
+    ),
 )
