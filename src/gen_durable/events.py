@@ -169,10 +169,8 @@ SinkLike: TypeAlias = Sink | Callable[[CloudEvent], Awaitable[object] | object]
 """A sink, or a function of one event: an `async def` runs on the event loop of the worker, a `def` in a thread."""
 
 
-def emitted(given: Emit | None) -> tuple[Event, ...]:
+def emitted(given: Emit) -> tuple[Event, ...]:
     """Return the events of an `emit=` argument."""
-    if given is None:
-        return ()
     events = (given,) if isinstance(given, Event) else tuple(given)
     for event in events:
         if not isinstance(event, Event):

@@ -189,8 +189,8 @@ class Next(_Value):
         self.delay = None if delay is None else checked_delay(delay, "the delay of this Next")
         self.concurrency_key = _key(concurrency_key)
         self.requeue = requeue
-        self.effect = _effect(effect)
-        self.emit = emitted(emit)
+        self.effect = None if effect is None else _effect(effect)
+        self.emit = () if emit is None else emitted(emit)
         self.rate_limit = _limit(rate_limit)
         self.weight = checked_weight(weight, self.rate_limit)
 
@@ -351,8 +351,8 @@ class Await(_Value):
         self.deadline = None if deadline is None else checked_moment(deadline, "the deadline of this Await")
         self.state = state
         self.concurrency_key = _key(concurrency_key)
-        self.effect = _effect(effect)
-        self.emit = emitted(emit)
+        self.effect = None if effect is None else _effect(effect)
+        self.emit = () if emit is None else emitted(emit)
         self.rate_limit = _limit(rate_limit)
         self.weight = checked_weight(weight, self.rate_limit)
 
@@ -403,8 +403,8 @@ class ScheduleChildren(_Value):
         self.children = _specs(children)
         self.then = step_name(then)
         self.state = state
-        self.effect = _effect(effect)
-        self.emit = emitted(emit)
+        self.effect = None if effect is None else _effect(effect)
+        self.emit = () if emit is None else emitted(emit)
         self.rate_limit = _limit(rate_limit)
         self.weight = checked_weight(weight, self.rate_limit)
 
@@ -435,8 +435,8 @@ class Done(_Value, Generic[ResultT_co]):
     ) -> None: ...
     def __init__(self, result: Any = None, *, effect: Effect | None = None, emit: Emit | None = None) -> None:
         self.result = result
-        self.effect = _effect(effect)
-        self.emit = emitted(emit)
+        self.effect = None if effect is None else _effect(effect)
+        self.emit = () if emit is None else emitted(emit)
 
 
 @final
@@ -461,8 +461,8 @@ class Stop(_Value):
         self, reason: str | BaseException, *, effect: Effect | None = None, emit: Emit | None = None
     ) -> None:
         self.reason = reason_text(reason)
-        self.effect = _effect(effect)
-        self.emit = emitted(emit)
+        self.effect = None if effect is None else _effect(effect)
+        self.emit = () if emit is None else emitted(emit)
 
 
 Outcome: TypeAlias = Union[Next, Retry, Await, ScheduleChildren, Done[ResultT], Stop]  # noqa: UP007 - `A | B[T]` takes no [T]
@@ -546,8 +546,8 @@ def _statement(query: object) -> str:
     raise UsageError(f"the statement of this Sql is {what}", 'write Sql("update …", *arguments)')
 
 
-def _effect(effect: Effect | None) -> Effect | None:
-    if effect is None or isinstance(effect, Sql) or inspect.iscoroutinefunction(effect):
+def _effect(effect: Effect) -> Effect:
+    if isinstance(effect, Sql) or inspect.iscoroutinefunction(effect):
         return effect
     # An object whose class has an async __call__, or a functools.partial of a coroutine function.
     call = getattr(type(effect), "__call__", None)  # noqa: B004

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -73,6 +74,7 @@ _PROFILE: Final = (
 )
 # Between JSON texts; JSON escapes control characters in strings and has none elsewhere but whitespace.
 _SEPARATOR: Final = "\x1e"
+_ID: Final = attrgetter("execution.id")
 
 
 class Recorder(msgspec.Struct, frozen=True, gc=False):
@@ -111,7 +113,7 @@ class EffectLock(msgspec.Struct, frozen=True, gc=False):
 
 def in_lock_order(entries: Iterable[CommitEntry]) -> list[CommitEntry]:
     """Sort entries in the lock order of all transactions: ids descending, so children before parents."""
-    return sorted(entries, key=lambda entry: -entry.id)
+    return sorted(entries, key=_ID, reverse=True)
 
 
 def is_one_statement(entries: Sequence[CommitEntry]) -> bool:

@@ -200,22 +200,19 @@ class ExecutionRunner:
         if self._is_drained:
             self._submit(one, release(one.execution))
         elif self.capacity.acquire(one):
-            self._make_ready(one)
+            one.phase = Phase.READY
+            self._steps.add(one)
         else:
             one.phase = Phase.WAITING
             one.waiting_since = time.monotonic()
 
     def _on_granted(self, one: InFlight) -> None:
         one.waiting_since = None
-        if one.granted is None:
-            self._make_ready(one)
-        else:
-            one.phase = Phase.READY
-            one.granted.set_result(None)
-
-    def _make_ready(self, one: InFlight) -> None:
         one.phase = Phase.READY
-        self._steps.add(one)
+        if one.granted is None:
+            self._steps.add(one)
+        else:
+            one.granted.set_result(None)
 
     def _withdraw(self, one: InFlight) -> None:
         """Give up the capacity of a step that has not started, or the wait for it."""

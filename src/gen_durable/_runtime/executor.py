@@ -310,7 +310,7 @@ class Executor:
     def _call(
         self, step: StepDef, machine: Machine[Any, Any] | Job[Any, Any], context: Any
     ) -> Awaitable[object]:
-        timeout = _timeout(step, context.machine)
+        timeout = None if step.timeout is None else _timeout(step, context.machine)
         if not step.is_async:
             return self._threads.run(step.function, machine, context, timeout=timeout)
         running: Awaitable[object] = step.function(machine, context)
