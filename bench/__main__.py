@@ -1,4 +1,4 @@
-"""`./run bench`: throughput, memory over time (--soak), or a comparison with other systems (--peers)."""
+"""`./run bench`: throughput, memory (--soak), single operations (--operations), or other systems (--peers)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gen_durable.embedded import EmbeddedPostgres
 
+from .operations import measure_operations
 from .peers.compare import Options, compare
 from .soak import soak
 from .throughput import measure
@@ -31,6 +32,11 @@ def main() -> None:
         compare(HOME / "peers", options)
     elif given.soak is not None:
         _with_server(given.dsn, lambda dsn: asyncio.run(soak(dsn, given.soak, HOME / "soak.csv")))
+    elif given.operations:
+        _with_server(
+            given.dsn,
+            lambda dsn: asyncio.run(measure_operations(dsn, given.rounds, is_recorded=given.record)),
+        )
     else:
         _with_server(given.dsn, lambda dsn: asyncio.run(measure(dsn, given.jobs, given.rounds)))
 
@@ -60,6 +66,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MINUTES",
         help="measure memory over time instead, with and without cut connections",
     )
+    operations = parser.add_argument_group("cost model")
+    operations.add_argument(
+        "--operations", action="store_true", help="measure single operations and steps instead"
+    )
+    operations.add_argument("--record", action="store_true", help="write the figures to PERFORMANCE.md")
     peers = parser.add_argument_group("comparison with other systems")
     peers.add_argument("--peers", action="store_true", help="run it, and write docs/performance.md")
     peers.add_argument("--quick", action="store_true", help="one round, fewer jobs; print only")

@@ -8,7 +8,7 @@ import sys
 
 from gen_durable.testing._databases import Databases
 from tests.costs.database import measure_operations
-from tests.costs.recorded import POSTGRESQL, PYTHON, Figures, Record, findings, load, save
+from tests.costs.recorded import POSTGRESQL, PYTHON, Figures, findings, load, merged, save
 from tests.costs.steps import measure_steps
 
 
@@ -23,14 +23,17 @@ def main() -> None:
             database = asyncio.run(measure_operations(dsn))
         with databases.fresh() as dsn:
             python = asyncio.run(measure_steps(dsn))
-    measured = Record(database, python)
     recorded = load()
-    for name, costs in measured._asdict().items():
+    for known, costs in ((recorded.database, database), (recorded.python, python)):
         lines = [f"{title:<42}{_text(figures)}" for title, figures in costs.items()]
-        lines += findings(getattr(recorded, name), costs)
+        lines += findings(known, costs)
         sys.stdout.write("\n".join(lines) + "\n\n")
     if given.record:
-        save(measured)
+        save(
+            recorded._replace(
+                database=merged(recorded.database, database), python=merged(recorded.python, python)
+            )
+        )
 
 
 def _text(figures: Figures) -> str:

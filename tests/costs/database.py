@@ -10,11 +10,11 @@ import asyncpg
 
 from gen_durable._db.plan import Script, only
 from gen_durable._db.pool import Database
-from tests.costs.operations import OPERATIONS, Operation
+from tests.costs.operations import OPERATIONS, Operation, Run
 from tests.costs.recorded import Costs, Figures
 from tests.support.wire_proxy import Wire
 
-__all__ = ["Meter", "measure_operations"]
+__all__ = ["Meter", "measure_operations", "prepared"]
 
 # Rows that are never due, so that indexes have more than one page.
 _BACKGROUND: Final = """
@@ -32,9 +32,8 @@ create extension pg_walinspect;
 set synchronous_commit = on;
 select pg_create_physical_replication_slot('costs_' || pg_backend_pid(), true, true)"""
 _ADVANCE: Final = (
-    "select pg_replication_slot_advance('costs_' || pg_backend_pid(), pg_current_wal_flush_lsn());"
+    "select pg_replication_slot_advance('costs_' || pg_backend_pid(), pg_current_wal_flush_lsn())"
 )
-_EMPTY: Final = f"truncate {_TABLES} restart identity;"
 _PUBLISH: Final = "select pg_stat_force_next_flush()"
 _COUNTERS: Final = """
 select sum(heap_blks_read + heap_blks_hit + coalesce(idx_blks_read + idx_blks_hit, 0)
@@ -61,6 +60,17 @@ async def measure_operations(dsn: str) -> Costs:
         return {operation.title: await meter.measure(operation) for operation in OPERATIONS}
 
 
+async def prepared(operation: Operation, database: Database, observer: Any) -> Run:
+    """Return the operation, ready to run on new rows. It has already run once, so its statements are planned."""
+    await observer.execute(f"truncate {_TABLES} restart identity; {_BACKGROUND}")
+    await observer.execute(f"vacuum (analyze) {_TABLES}")
+    await (await operation.prepare(database, 5))()
+    await observer.execute(
+        "delete from gen_durable.gen_durable where queue = 'default' and finished_at is null"
+    )
+    return await operation.prepare(database, operation.rows)
+
+
 class Meter:
     """Measures operations in one session of a database that is used for nothing else."""
 
@@ -82,14 +92,11 @@ class Meter:
             await observer.close()
 
     async def measure(self, operation: Operation) -> Figures:
-        """Run the operation twice on new rows, first so that its statements are prepared, then to measure it."""
-        await self.observer.execute(_EMPTY)
-        await (await operation.prepare(self._database, 5))()
-        await self.observer.execute(_EMPTY + _BACKGROUND + _ADVANCE)
-        await self.observer.execute(f"vacuum (analyze) {_TABLES}")
-        run = await operation.prepare(self._database, operation.rows)
+        """Run the operation once and return its figures."""
+        run = await prepared(operation, self._database, self.observer)
         # Dead rows would add costs that depend on transactions elsewhere on the server: they decide when a page is pruned.
         await self.observer.execute(f"vacuum (index_cleanup on, truncate off) {_TABLES}")
+        await self.observer.execute(_ADVANCE)
         before, start = await self._counters(), await self._lsn()
         sent, round_trips = len(self._wire.sent), self._wire.round_trips
         await run()
@@ -109,6 +116,6 @@ class Meter:
         return dict(await self.observer.fetchrow(_COUNTERS))
 
     async def _lsn(self) -> Any:
-        """The end of the WAL, after it was flushed so that it can be read. Earlier WAL may be removed."""
+        """The end of the WAL, after it was flushed so that it can be read."""
         await self.observer.execute("select pg_logical_emit_message(true, 'costs', '')")
         return await self.observer.fetchval("select pg_current_wal_flush_lsn()")

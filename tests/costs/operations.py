@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from gen_durable._core.model import EventRow
+from gen_durable._core.model import CommitEntry, Committed, EventRow
 from gen_durable._db.commit import Recorder
 from gen_durable._db.plan import Plan, Script, only
 from gen_durable._db.pool import Database
 from gen_durable._db.signals import deliver
-from tests.support.engine_plans import RECORDER, entry, flushed, inserted, new, picked
+from gen_durable._runtime.database_status import DatabaseStatus
+from gen_durable._runtime.flusher import Flusher
+from gen_durable._runtime.wake import Wakes
+from tests.support.engine_plans import RECORDER, entry, inserted, new, picked
 
 __all__ = ["OPERATIONS", "Operation", "Run"]
 
@@ -57,7 +61,7 @@ def _commit(
     async def prepare(database: Database, rows: int) -> Run:
         await inserted(database, *[new(**_numbered(row or {}, n)) for n in range(rows)])
         entries = [entry(one, kind, **fields) for one in await _all_picked(database, rows)]
-        return lambda: flushed(database, entries, recorder=recorder)
+        return lambda: _flushed(database, entries, recorder)
 
     return prepare
 
@@ -67,9 +71,9 @@ async def _commit_chained(database: Database, rows: int) -> Run:
     await inserted(database, *[new() for _ in range(rows)])
     executions = await _all_picked(database, rows)
     await _vacuum(database)
-    await flushed(database, [entry(one, "continue", payload="1") for one in executions])
+    await _flushed(database, [entry(one, "continue", payload="1") for one in executions])
     entries = [entry(replace(one, step_seq=1), "continue", payload="1") for one in executions]
-    return lambda: flushed(database, entries)
+    return lambda: _flushed(database, entries)
 
 
 async def _signal(database: Database, rows: int) -> Run:
@@ -97,7 +101,7 @@ async def _pick_signalled(database: Database, rows: int) -> Run:
 async def _awaiting(database: Database, rows: int) -> list[int]:
     ids = await inserted(database, *[new() for _ in range(rows)])
     entries = [entry(one, "await", awaits=("paid",)) for one in await _all_picked(database, rows)]
-    await flushed(database, entries)
+    await _flushed(database, entries)
     return ids
 
 
@@ -105,18 +109,35 @@ async def _fan_out(database: Database, rows: int) -> Run:
     await inserted(database, new())
     (parent,) = await _all_picked(database, 1)
     children = tuple(new("B") for _ in range(rows))
-    return lambda: flushed(database, [entry(parent, "schedule_children", children=children)])
+    return lambda: _flushed(database, [entry(parent, "schedule_children", children=children)])
 
 
 async def _end_children(database: Database, rows: int) -> Run:
     await (await _fan_out(database, rows))()
     entries = [entry(child, "done", payload="1") for child in await _all_picked(database, rows)]
-    return lambda: flushed(database, entries)
+    return lambda: _flushed(database, entries)
 
 
 async def _join(database: Database, rows: int) -> Run:
     await (await _end_children(database, rows))()
     return lambda: _all_picked(database, 1)
+
+
+async def _flushed(database: Database, entries: Sequence[CommitEntry], recorder: Recorder = RECORDER) -> None:
+    """Commit in one batch, as a worker does: without a task per outcome."""
+    flusher = Flusher(database, database, database, recorder, Wakes(), DatabaseStatus())
+    flushing = asyncio.get_running_loop().create_task(flusher.run())
+    acknowledged: list[object] = []
+
+    def acknowledge(_: CommitEntry, result: object) -> None:
+        acknowledged.append(result)
+        if len(acknowledged) == len(entries):
+            flushing.cancel()
+
+    for one in entries:
+        flusher.submit(one, acknowledge)
+    await asyncio.wait([flushing])
+    assert all(isinstance(result, Committed) for result in acknowledged)
 
 
 def _numbered(values: dict[str, Any], number: int) -> dict[str, Any]:

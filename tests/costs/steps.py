@@ -6,11 +6,11 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from types import FrameType, TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 from unittest.mock import patch
 
 import psycopg
@@ -18,23 +18,34 @@ import psycopg
 from gen_durable import Client, Queue, Settings, Worker
 from gen_durable._runtime import step_tasks
 from gen_durable._runtime.middleware import Middleware
-from tests.costs.recorded import Costs, Figures
+from tests.costs.recorded import Costs
 from tests.costs.variants import IN_MIDDLEWARE, PLAIN, THREADS, Variant, machines, pass_through
 
-__all__ = ["measure_steps", "measure_variants"]
+__all__ = ["Counter", "measure_steps", "measure_variants"]
 
 _LIVE: Final = "select from gen_durable.gen_durable where finished_at is null limit 1"
 
 
-async def measure_steps(dsn: str) -> Costs:
+class Counter(AbstractContextManager[object], Protocol):
+    """Counts inside `with`; can be entered several times."""
+
+    counts: dict[str, float]
+
+
+async def measure_steps(dsn: str, counter: Callable[[], Counter] | None = None, repeats: int = 1) -> Costs:
     """The figures of all variants, per step."""
-    return await measure_variants(dsn, PLAIN) | await measure_variants(dsn, IN_MIDDLEWARE, [pass_through])
+    plain = await measure_variants(dsn, PLAIN, (), counter, repeats)
+    return plain | await measure_variants(dsn, IN_MIDDLEWARE, [pass_through], counter, repeats)
 
 
 async def measure_variants(
-    dsn: str, variants: Iterable[Variant], middleware: Iterable[Middleware] = ()
+    dsn: str,
+    variants: Iterable[Variant],
+    middleware: Iterable[Middleware],
+    counter: Callable[[], Counter] | None = None,
+    repeats: int = 1,
 ) -> Costs:
-    """The figures of variants that one worker runs one after the other."""
+    """The figures of variants that one worker runs one after the other. The default counter counts calls."""
     worker = Worker(
         machines(),
         dsn=dsn,
@@ -45,15 +56,16 @@ async def measure_variants(
     # Without time slices the size of batches does not depend on the speed of the machine.
     with patch.object(step_tasks, "_TIME_SLICE", 3600.0), Client(dsn) as client:
         async with worker:
-            return {variant.title: await _measure(dsn, client, variant) for variant in variants}
-
-
-async def _measure(dsn: str, client: Client, variant: Variant) -> Figures:
-    await _run(dsn, client, variant, THREADS, nullcontext())  # prepares its statements and starts its threads
-    counter = _Counter()
-    await _run(dsn, client, variant, variant.units, counter)
-    steps = variant.units * variant.steps
-    return {"calls": counter.calls / steps, "instructions": counter.instructions / steps}
+            costs: Costs = {}
+            for variant in variants:
+                # Prepares its statements and starts its threads.
+                await _run(dsn, client, variant, THREADS, nullcontext())
+                counted = (counter or _Calls)()
+                for _ in range(repeats):
+                    await _run(dsn, client, variant, variant.units, counted)
+                steps = repeats * variant.units * variant.steps
+                costs[variant.title] = {name: count / steps for name, count in counted.counts.items()}
+    return costs
 
 
 async def _run(
@@ -77,12 +89,11 @@ async def _run(
     watcher.join()
 
 
-class _Counter:
+class _Calls:
     """Counts calls and bytecode instructions of the thread that enters it."""
 
     def __init__(self) -> None:
-        self.calls = 0
-        self.instructions = 0
+        self.counts = {"calls": 0.0, "instructions": 0.0}
 
     def __enter__(self) -> Self:
         sys.settrace(self._on_frame)
@@ -97,7 +108,7 @@ class _Counter:
 
     def _on_call(self, frame: FrameType, event: str, arg: object) -> None:
         if event in ("call", "c_call"):
-            self.calls += 1
+            self.counts["calls"] += 1
 
     def _on_frame(self, frame: FrameType, event: str, arg: object) -> Any:
         frame.f_trace_lines = False
@@ -106,5 +117,5 @@ class _Counter:
 
     def _on_instruction(self, frame: FrameType, event: str, arg: object) -> Any:
         if event == "opcode":
-            self.instructions += 1
+            self.counts["instructions"] += 1
         return self._on_instruction

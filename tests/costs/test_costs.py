@@ -14,7 +14,7 @@ from gen_durable._db.pool import Database
 from gen_durable.testing._databases import Databases
 from tests.costs.database import Meter, measure_operations
 from tests.costs.operations import OPERATIONS, Operation, Run
-from tests.costs.recorded import POSTGRESQL, PYTHON, findings, in_document, load
+from tests.costs.recorded import POSTGRESQL, PYTHON, Costs, findings, in_document, load, merged
 from tests.costs.steps import measure_steps, measure_variants
 from tests.costs.variants import PLAIN, pass_through
 
@@ -97,3 +97,13 @@ def test_cheaper_unknown_and_missing_operations_are_found() -> None:
         "b: recorded, but not measured any more",
     ]
     assert findings({"a": {"buffers": 2.0}}, {"a": {"buffers": 2.05}}) == []
+
+
+def test_record_keeps_figures_that_differ_by_noise_only() -> None:
+    recorded: Costs = {"a": {"buffers": 10.0}, "b": {"buffers": 10.0}, "gone": {"buffers": 1.0}}
+    measured: Costs = {"a": {"buffers": 10.2}, "b": {"buffers": 10.8}, "new": {"buffers": 1.0}}
+    assert merged(recorded, measured) == {
+        "a": {"buffers": 10.0},
+        "b": {"buffers": 10.8},
+        "new": {"buffers": 1.0},
+    }

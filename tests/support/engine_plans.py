@@ -63,13 +63,10 @@ def entry(execution: Execution, kind: Any, **fields: Any) -> CommitEntry:
 
 
 async def flushed(
-    database: Database,
-    entries: Sequence[CommitEntry],
-    effects: Database | None = None,
-    recorder: Recorder = RECORDER,
+    database: Database, entries: Sequence[CommitEntry], effects: Database | None = None
 ) -> list[CommitResult]:
     """Commit in one batch, through the flusher."""
-    flusher = Flusher(database, database, effects or database, recorder, Wakes(), DatabaseStatus())
+    flusher = Flusher(database, database, effects or database, RECORDER, Wakes(), DatabaseStatus())
     async with asyncio.TaskGroup() as group:
         commits = [group.create_task(flusher.commit(one)) for one in entries]
         running = group.create_task(flusher.run())
