@@ -27,8 +27,8 @@ from gen_durable import (
 __all__ = ["IN_MIDDLEWARE", "PLAIN", "THREADS", "Variant", "machines", "pass_through"]
 
 _CHAIN: Final = 10
-_COUNT: Final = 300
-THREADS: Final = 100
+_COUNT: Final = 150
+THREADS: Final = 50
 
 
 class Job(Machine[int, int]):
@@ -163,7 +163,7 @@ PLAIN: Final = (
     ),
     Variant("job with a concurrency key", _with_keys),
     Variant("job with an event", _instances(Emitting)),
-    Variant("await and signal", _with_signals),
+    Variant("await and signal", _with_signals, _COUNT // 2),
     Variant("child of a fan-out", lambda client, count: client.insert(Parent, count)),
 )
 IN_MIDDLEWARE: Final = (Variant("job with middleware", _instances(Job)),)
