@@ -12,6 +12,8 @@ from gen_durable.embedded import EmbeddedPostgres
 
 from .operations import measure_operations
 from .peers.compare import Options, compare
+from .peers.page import RESULTS, publish
+from .peers.results import Results
 from .soak import soak
 from .throughput import measure
 
@@ -21,7 +23,9 @@ HOME = Path(__file__).parents[1] / ".gen_durable" / "bench"
 def main() -> None:
     """Run one of the benchmarks on an embedded server, or on the one that --dsn names."""
     given = _parser().parse_args()
-    if given.peers:
+    if given.peers and given.render:
+        publish(Results.read(RESULTS))
+    elif given.peers:
         options = Options(
             rounds=given.rounds,
             is_quick=given.quick,
@@ -75,6 +79,11 @@ def _parser() -> argparse.ArgumentParser:
     peers.add_argument("--peers", action="store_true", help="run it, and write docs/performance.md")
     peers.add_argument("--quick", action="store_true", help="one round, fewer jobs; print only")
     peers.add_argument("--resume", action="store_true", help="continue an interrupted run")
+    peers.add_argument(
+        "--render",
+        action="store_true",
+        help="only write docs/performance.md again, from the published results",
+    )
     peers.add_argument("--systems", metavar="NAMES", help="only these, separated by commas; print only")
     peers.add_argument("--workloads", metavar="NAMES", help="only these, separated by commas; print only")
     return parser

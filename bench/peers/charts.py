@@ -36,13 +36,12 @@ class Chart(NamedTuple):
     workload: str
     figures: tuple[str, ...]
     legend: tuple[str, ...] = ()
-    is_log: bool = False
     longest: float = math.inf
     """Bars above this are cut off."""
 
 
 CHARTS: Final = (
-    Chart("jobs", "No-op jobs per second (logarithmic)", "noop", ("per_second",), is_log=True),
+    Chart("jobs", "No-op jobs per second", "noop", ("per_second",)),
     Chart(
         "cost",
         "Processor time per no-op job, in µs",
@@ -51,7 +50,7 @@ CHARTS: Final = (
         ("worker process", "PostgreSQL"),
         longest=200,
     ),
-    Chart("steps", "Durable workflow steps per second (logarithmic)", "chain", ("per_second",), is_log=True),
+    Chart("steps", "Durable workflow steps per second", "chain", ("per_second",)),
     Chart(
         "latency", "Insert to start on an idle worker, another process, median in ms", "latency", ("p50_ms",)
     ),
@@ -74,7 +73,7 @@ def draw(chart: Chart, results: Results, theme: Theme) -> str:
         for system, about in results.systems.items()
         if (median := results.median(chart.workload, system))
     ]
-    rows.sort(key=lambda row: sum(row[2]), reverse=chart.is_log)
+    rows.sort(key=lambda row: sum(row[2]), reverse=chart.figures == ("per_second",))  # the best first
     top = max((min(sum(values), chart.longest) for _, _, values in rows), default=1.0)
     height = _TOP + len(rows) * _ROW + 12
     parts = [
@@ -106,10 +105,7 @@ def _bars(values: list[float], y: int, chart: Chart, top: float, theme: Theme) -
     total, x = sum(values), float(_LEFT)
     is_cut = total > chart.longest
     for value, colour in zip(values, theme.bars, strict=False):
-        if chart.is_log:
-            width = _WIDTH * math.log10(max(value, 1.0)) / math.log10(max(top, 10.0))
-        else:
-            width = _WIDTH * value / top * (chart.longest / total if is_cut else 1)
+        width = _WIDTH * value / top * (chart.longest / total if is_cut else 1)
         yield (
             f'<rect x="{x:.1f}" y="{y}" width="{max(width - 1, 1):.1f}" height="{_BAR}" rx="2" fill="{colour}"/>'
         )

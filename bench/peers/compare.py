@@ -9,7 +9,10 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+
+from gen_durable.embedded import EmbeddedPostgres
 
 from .page import PAGE, publish
 from .program import AdapterError
@@ -44,7 +47,10 @@ def compare(home: Path, options: Options) -> Results:
     saved = home / ("quick.json" if options.is_quick else "results.json")
     results = Results.read(saved) if options.is_resumed and saved.exists() else Results()
     home.mkdir(parents=True, exist_ok=True)
-    with Server(home / "server") as server:
+    with (
+        EmbeddedPostgres(home / "server", idle_stop=timedelta(seconds=1), options=SETTINGS) as embedded,
+        Server(embedded.ensure()) as server,
+    ):
         bench = Bench(server, home, scale=0.2 if options.is_quick else 1.0, rows=options.rows)
         systems = _prepare(bench, home, options, results)
         results.about = _about(server, options)

@@ -38,7 +38,7 @@ def files(results: Results) -> Iterator[tuple[Path, str]]:
 def page(results: Results) -> str:
     """Return the whole page."""
     parts = [
-        "# Performance",
+        "# Performance next to other systems",
         "The same work on gen_durable and on other job queues and workflow engines for PostgreSQL: same server, same "
         "machine, one run. [PERFORMANCE.md](../PERFORMANCE.md) explains where the time of this engine goes.",
         "<!-- Written by ./run bench --peers from docs/performance/results.json; do not edit. -->",
@@ -95,10 +95,11 @@ once."""
 def _machine(results: Results) -> str:
     about = results.about
     settings = ", ".join(f"`{name} = {value}`" for name, value in about["settings"].items())
+    rounds = f"Medians of {about['rounds']} interleaved rounds" if about["rounds"] > 1 else "A single round"
     return (
         f"Machine: {about['processor']}, {about['cores']} cores, {about['memory_gb']} GB, Linux {about['kernel']}; "
         f"load average before the run {about['load']:.1f}. Python {about['python']}. PostgreSQL {about['postgresql']} "
-        f"on the same machine, {settings}. Medians of {about['rounds']} interleaved rounds on {about['date']}, at "
+        f"on the same machine, {settings}. {rounds} on {about['date']}, at "
         f"commit {about['commit']}."
     )
 

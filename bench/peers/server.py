@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final, LiteralString, Self
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from psycopg import sql
-
-from gen_durable.embedded import EmbeddedPostgres
 
 from .processor_time import server_seconds
 
@@ -30,19 +26,17 @@ SETTINGS: Final = {
 
 
 class Server:
-    """The server, with one session for the driver. Its processor time is not counted."""
+    """A server, with one session for the driver. Its processor time is not counted."""
 
-    def __init__(self, home: Path) -> None:
-        self._embedded = EmbeddedPostgres(home, idle_stop=timedelta(seconds=1), options=SETTINGS)
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
 
     def __enter__(self) -> Self:
-        self._dsn = self._embedded.__enter__().ensure()
         self._session = psycopg.connect(self._dsn, autocommit=True)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._session.close()
-        self._embedded.close()
 
     @property
     def version(self) -> str:

@@ -30,8 +30,9 @@ _LOAD: Final = 1000.0
 class Bench:
     """The server, the installed systems, and the size of the measurements."""
 
-    def __init__(self, server: Server, home: Path, *, scale: float, rows: int) -> None:
+    def __init__(self, server: Server, home: Path, *, scale: float, rows: int, prefix: str = "") -> None:
         self.server = server
+        self._prefix = prefix
         self.scale = scale
         self.rows = rows
         self._home = home
@@ -42,7 +43,7 @@ class Bench:
 
     def prepare(self, system: System) -> None:
         """Install the schema of a system in a template database."""
-        self.server.create(template := f"template_{system.name}")
+        self.server.create(template := self._template(system))
         with self._program(system, self.server.dsn(template)) as program:
             self.about[system.name] = program.ask("describe")
             program.ask("install")
@@ -58,9 +59,9 @@ class Bench:
         """Start a producer and workers of a system on a fresh database, or on one that is kept."""
         with ExitStack() as stack:
             if not database:
-                self.server.create("measured", f"template_{system.name}")
-                stack.callback(self.server.drop, "measured")
-            dsn = self.server.dsn(database or "measured")
+                self.server.create(f"{self._prefix}measured", self._template(system))
+                stack.callback(self.server.drop, f"{self._prefix}measured")
+            dsn = self.server.dsn(database or f"{self._prefix}measured")
             session = stack.enter_context(Session(dsn))
             producer, *others = (stack.enter_context(self._program(system, dsn)) for _ in range(1 + workers))
             producer.ask("open")
@@ -70,17 +71,20 @@ class Bench:
         """Return a database with `rows` rows that no worker has to run. It is kept for the next run."""
         name = self.name_of_filled(system)
         if not self.server.has(name):
-            self.server.create("filling", f"template_{system.name}")
-            with Session(self.server.dsn("filling")) as session:
+            self.server.create(filling := f"{self._prefix}filling", self._template(system))
+            with Session(self.server.dsn(filling)) as session:
                 session.execute(self.about[system.name]["fill"].replace(":rows", str(self.rows)))
                 session.execute("vacuum analyze")
-            self.server.rename("filling", name)
+            self.server.rename(filling, name)
             self.server.checkpoint()
         return name
 
+    def _template(self, system: System) -> str:
+        return f"{self._prefix}template_{system.name}"
+
     def name_of_filled(self, system: System) -> str:
         about = self.about[system.name]
-        return f"rows_{system.name}_{about['version']}_{about['schema']}_{self.rows}"
+        return f"{self._prefix}rows_{system.name}_{about['version']}_{about['schema']}_{self.rows}"
 
     def _program(self, system: System, dsn: str) -> Program:
         return Program(system.command(self._home), dsn, self._home / "adapters.log", _TIMEOUT)

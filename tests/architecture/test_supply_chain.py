@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
-LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
+PEERS = ROOT / "bench" / "peers"
+LOCKS = [*sorted((ROOT / "requirements").glob("*.txt")), PEERS / "requirements.txt"]
 PIN = re.compile(
     r"^(?P<name>[\w.-]+)(?:\[[\w,.-]+\])?==(?P<version>[^\s;]+)(?: ; (?P<marker>[^\\]+))?(?P<hashes>(?: \\\n +--hash=sha256:[0-9a-f]{64})+)$",
     re.MULTILINE,
@@ -53,6 +55,15 @@ def test_lock_pins_everything_by_hash_and_names_no_index(lock: Path) -> None:
     lines = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
     assert len(lines) == len(PIN.findall(text)) > 0
     assert not re.search(r"://|^--|@ ", text, re.MULTILINE)
+
+
+def test_packages_of_node_are_pinned_by_hash_and_name_no_registry() -> None:
+    packages = json.loads((PEERS / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    wanted = json.loads((PEERS / "package.json").read_text(encoding="utf-8"))["dependencies"]
+    assert packages.pop("")["dependencies"] == wanted
+    assert all(
+        each["integrity"].startswith("sha512-") and "resolved" not in each for each in packages.values()
+    )
 
 
 @pytest.mark.parametrize("name", EXTRAS)
