@@ -264,7 +264,7 @@ async def test_duplicate_names_the_taken_key(client: Any) -> None:
 
 
 def test_insert_backs_off_between_deadlock_retries() -> None:
-    row = new_instance(Spec(Number, 1), 1000)
+    row = new_instance(Spec(Number, 1, unique_key="u"), 1000)
     plan = insert([row], autocommit=True)
     asked = [next(plan)]
     for _ in range(7):

@@ -130,7 +130,7 @@ async def test_error_names_the_missing_grant(sql: Any, durable_dsn: str, role: s
     missing = [
         ("usage on schema gen_durable", "usage on schema gen_durable"),
         ("select, insert, update, delete on migrations", "select on all tables in schema gen_durable"),
-        ("execute on function insert_rows", "execute on all functions in schema gen_durable"),
+        ("execute on function insert_plain_rows", "execute on all functions in schema gen_durable"),
         (
             "select, insert, update, delete on gen_durable",
             "insert, update on all tables in schema gen_durable",

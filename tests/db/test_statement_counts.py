@@ -159,7 +159,7 @@ async def test_flush_without_refused_children_and_dead_letters_has_seven_extra(
         ]
         with wire.counted() as sent:
             await flushed(database, entries)
-        assert sent == [BEGIN, "commit", "insert", "recheck", "ungate", "inboxes", COMMIT], sets
+        assert sent == [BEGIN, "commit", "insert_plain", "recheck", "ungate", "inboxes", COMMIT], sets
 
 
 async def test_plain_outcomes_with_signals_are_three_statements(wire: Wire, database: Database) -> None:

@@ -9,6 +9,26 @@ from tests.interleavings.world import outcome
 
 MUTANTS = [
     Mutant(
+        name="children without keys are not audited",
+        scenario=cancels.cancel_and_commit(cancels.SPAWN),
+        reason="created, or not",
+        changes=[
+            Change(SCHEMA, "    select inserted_rows.id, 'created'", "    select inserted_rows.id, 'leased'")
+        ],
+    ),
+    Mutant(
+        name="children without keys have no parent",
+        scenario=cancels.cancel_and_commit(cancels.SPAWN),
+        reason="barrier counts wrong",
+        changes=[
+            Change(
+                SCHEMA,
+                "given.traceparent, given.parent_id, given.parent_round",
+                "given.traceparent, null, null",
+            )
+        ],
+    ),
+    Mutant(
         name="a cancelled outcome has succeeded",
         scenario=cancels.cancel_and_commit(outcome(1, "done")),
         reason="the audit tells of a transition that was not made",

@@ -12,7 +12,7 @@ from ..errors import LimitError, UsageError
 from . import statement_retry
 from .chunking import chunks, fits
 from .failures import StatementError
-from .plan import Call, Plan, Rows, statements
+from .plan import Call, Plan, statements
 from .sqlstates import DATETIME_FIELD_OVERFLOW, LIMIT_REFUSED
 
 __all__ = [
@@ -27,6 +27,8 @@ __all__ = [
 _SQL = statements("insert.sql")
 # Two batches that insert the same keys in opposite orders may deadlock more than once.
 _TRIES = 8
+# Between JSON texts, which never contain it.
+_SEPARATOR = "\x1e"
 # Half of what a message may have, because the server needs more for the same data.
 _MAX_BYTES = 2**29
 
@@ -60,7 +62,22 @@ def insert(rows: Sequence[NewInstance], *, autocommit: bool) -> Plan[list[Insert
     if not rows:
         return []
     _check_size(rows)
-    found = yield from _insert(rows, tries=_TRIES if autocommit else 1)
+    try:
+        return (yield from _insert(rows, None, None, tries=_TRIES if autocommit else 1))
+    except StatementError as error:
+        if (translated := _translated(error)) is None:
+            raise
+        raise translated from error
+
+
+def _insert(
+    rows: Sequence[NewInstance], parents: Sequence[int] | None, rounds: Sequence[int] | None, tries: int
+) -> Plan[list[InsertResult]]:
+    if _is_plain(rows):
+        (row,) = yield _plain_call(rows, parents, rounds)
+        queue = rows[0].queue
+        return [InsertResult(id, True, queue) for id in row["ids"]]
+    found = yield from statement_retry.run(_call(rows, parents, rounds), tries)
     answers: list[InsertResult] = [None] * len(rows)  # type: ignore[list-item]  # every element is set: one row per input
     for row in found:
         answers[row["ord"] - 1] = InsertResult(
@@ -72,15 +89,6 @@ def insert(rows: Sequence[NewInstance], *, autocommit: bool) -> Plan[list[Insert
             row["holder_fsm"] or "",
         )
     return answers
-
-
-def _insert(rows: Sequence[NewInstance], tries: int) -> Plan[Rows]:
-    try:
-        return (yield from statement_retry.run(_call(rows, parents=None, rounds=None), tries))
-    except StatementError as error:
-        if (translated := _translated(error)) is None:
-            raise
-        raise translated from error
 
 
 def _check_size(rows: Sequence[NewInstance]) -> None:
@@ -109,11 +117,11 @@ def insert_children(
     inserted: dict[int, int] = dict.fromkeys(parents, 0)
     queues: set[str] = set()
     for part in chunks(row.size for row in rows):
-        found = yield _call(rows[part], parents=parents[part], rounds=rounds[part])
-        for row in found:
-            if row["inserted"]:
-                inserted[parents[part][row["ord"] - 1]] += 1
-                queues.add(row["queue"])
+        answers = yield from _insert(rows[part], parents[part], rounds[part], tries=1)
+        for parent, answer in zip(parents[part], answers, strict=True):
+            if answer.is_new:
+                inserted[parent] += 1
+                queues.add(answer.queue)
     return inserted, queues
 
 
@@ -144,6 +152,44 @@ def register(machines: Sequence[MachineDef]) -> Plan[None]:
         initial_steps=[machine.initial for machine in machines],
         queues=[machine.queue for machine in machines],
         dead_letters=[machine.dead_letter for machine in machines],
+    )
+
+
+def _is_plain(rows: Sequence[NewInstance]) -> bool:
+    """Whether these rows have no key and no rate limit, and differ only in state, concurrency key and trace."""
+    first = rows[0]
+    shared = (first.fsm, first.version, first.step, first.queue, first.priority, first.max_attempts)
+    times = (first.eligible_at, first.delay)
+    return all(
+        row.unique_key is None
+        and row.correlation_key is None
+        and row.rate_limit is None
+        and (row.fsm, row.version, row.step, row.queue, row.priority, row.max_attempts) == shared
+        and (row.eligible_at, row.delay) == times
+        for row in rows
+    )
+
+
+def _plain_call(
+    rows: Sequence[NewInstance], parents: Sequence[int] | None, rounds: Sequence[int] | None
+) -> Call:
+    first = rows[0]
+    has_keys = any(row.concurrency_key is not None for row in rows)
+    has_traces = any(row.traceparent is not None for row in rows)
+    return _SQL["insert_plain"](
+        fsm=first.fsm,
+        version=first.version,
+        step=first.step,
+        states=_SEPARATOR.join([row.state for row in rows]),
+        queue=first.queue,
+        priority=first.priority,
+        eligible_at=first.eligible_at,
+        delay=first.delay,
+        max_attempts=first.max_attempts,
+        concurrency_keys=[row.concurrency_key for row in rows] if has_keys else None,
+        traceparents=[row.traceparent for row in rows] if has_traces else None,
+        parent_ids=parents,
+        parent_rounds=rounds,
     )
 
 

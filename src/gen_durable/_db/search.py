@@ -42,7 +42,6 @@ _REPLACED: Final[Mapping[str, Mapping[str, str]]] = {
     "runnable": {"on_statuses": "", "without_deleted": "without_deleted_live"},
     "runnable_of_machines": {"on_statuses": "", "on_fsms": "", "without_deleted": "without_deleted_live"},
     "gated": {"on_statuses": ""},
-    "executing": {"on_statuses": ""},
     "resting": dict.fromkeys(("on_fsms", "on_version", "on_statuses", "on_queue", "without_deleted"), ""),
 }
 

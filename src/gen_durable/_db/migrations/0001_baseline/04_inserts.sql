@@ -97,6 +97,41 @@ begin
   end if;
 end $$;
 
+-- Insert rows that differ only in the given arrays, and have neither a unique nor a correlation key nor a rate limit: the common
+-- case of a batch, at two thirds of the cost of insert_rows. Returns the ids in the order of the states.
+--   states   JSON texts, separated by 0x1e, which JSON never contains: drivers encode arrays slowly
+create function gen_durable.insert_plain_rows(
+  fsm text, version int, step text, states text, queue text, priority int, eligible_at timestamptz, delay interval,
+  max_attempts int, concurrency_keys text[], traceparents text[], parent_ids bigint[], parent_rounds bigint[])
+returns bigint[]
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  ids bigint[];
+begin
+  eligible_at := coalesce(eligible_at, statement_timestamp() + coalesce(delay, '0'));
+  with inserted_rows as (
+    insert into gen_durable.gen_durable as g
+           (fsm, fsm_version, step, state, queue, priority, eligible_at, max_attempts, concurrency_key, traceparent, parent_id,
+            parent_round)
+    select fsm, version, step, given.state::jsonb, queue, priority::smallint, eligible_at, max_attempts, given.concurrency_key,
+           given.traceparent, given.parent_id, given.parent_round
+      from unnest(string_to_array(states, e'\x1e'), concurrency_keys, traceparents, parent_ids, parent_rounds) with ordinality
+           as given (state, concurrency_key, traceparent, parent_id, parent_round, ord)
+     order by given.ord
+    returning g.id, g.parent_id
+  ), audited as (
+    insert into gen_durable.audit_events (instance_id, event, data)
+    select inserted_rows.id, 'created', jsonb_strip_nulls(jsonb_build_object(
+             'machine', fsm, 'version', version, 'step', step, 'queue', queue, 'parent_id', inserted_rows.parent_id))
+      from inserted_rows
+     where (select s.audit from gen_durable.settings s) = 'all'
+     order by inserted_rows.id
+  )
+  select array_agg(inserted_rows.id order by inserted_rows.id) into ids from inserted_rows;
+  return ids;
+end $$;
+
 -- Insert dead letters: instances of machines that are known by name only. Version, step and queue are those of the newest
 -- registered version, or the defaults of a job if no worker has registered it. Returns the queues that have work now.
 create function gen_durable.insert_dead_letters(receivers text[], contents text[], traceparents text[]) returns setof text
@@ -361,7 +396,7 @@ begin
 end $$;
 
 revoke execute on function
-  gen_durable.insert_rows, gen_durable.insert_dead_letters, gen_durable.dead_letter_failed, gen_durable.job_status_name,
+  gen_durable.insert_rows, gen_durable.insert_plain_rows, gen_durable.insert_dead_letters, gen_durable.dead_letter_failed, gen_durable.job_status_name,
   gen_durable.max_payload, gen_durable.max_inbox, gen_durable.checked_payload, gen_durable.insert_specs,
   gen_durable.insert_from_start, gen_durable.insert_from_any_step, gen_durable.insert_all, gen_durable.insert
   from public;

@@ -57,6 +57,8 @@ drop function gen_durable.max_payload();
 drop function gen_durable.job_status_name(text);
 drop function gen_durable.dead_letter_failed(bigint[], int[]);
 drop function gen_durable.insert_dead_letters(text[], text[], text[]);
+drop function gen_durable.insert_plain_rows(text, int, text, text, text, int, timestamptz, interval, int, text[], text[], bigint[],
+  bigint[]);
 drop function gen_durable.insert_rows(text[], int[], text[], text[], text[], int[], timestamptz[], interval[], text[],
   text[], text[], bytea[], text[], int[], bigint[], bigint[], text[], text[], int[]);
 
