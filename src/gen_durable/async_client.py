@@ -1042,6 +1042,7 @@ class AsyncClient:
         self._database_status = DatabaseStatus(shown(self._server.dsn), self._server.revive)
         self._waiting = Waiting(self._opened, self._database_status)
         self._wakes.on_ended_or_parked(self._waiting.hint)
+        self._wakes.is_awaited = self._waiting.keep
 
     async def _prepare(self, database: Database) -> None:
         await database.run_in_transaction(self._preparation())

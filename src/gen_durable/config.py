@@ -159,7 +159,7 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
     gc_interval: timedelta = timedelta(minutes=1)
     """Pause between two sweeps of the collector."""
     retention_done: timedelta = timedelta(days=1)
-    """How long a done instance is kept."""
+    """How long a done instance is kept; 0: the commit deletes it, as with `keep=False`."""
     retention_cancelled: timedelta = timedelta(days=1)
     """How long a cancelled instance is kept."""
     # Long enough to inspect and retry a failure after a weekend.
@@ -369,11 +369,13 @@ def health_address(given: int | str) -> tuple[str, int]:
 
 
 def parse_duration(text: str) -> timedelta:
-    """Parse "90s", "1m30s", "500ms" or "2h": days (d), hours, minutes, seconds, milliseconds, in this order.
+    """Parse "90s", "1m30s", "500ms", "2h" or "0": days (d), hours, minutes, seconds, milliseconds, in this order.
 
     Raises:
         ValueError: The text is not a duration.
     """
+    if text.strip() == "0":
+        return timedelta(0)
     found = _DURATION.fullmatch(text.strip())
     if found is None or not any(found.groups()):
         raise ValueError(f"{text!r} is not a duration; write for example 90s, 1m30s, 500ms or 2h")

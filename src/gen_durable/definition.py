@@ -63,12 +63,16 @@ class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
     """Module and qualified name, for messages: `shop.Checkout`."""
     dead_letter: str | None = None
     """The job that is inserted with payload and error when an instance fails."""
+    keep: bool = True
+    """Whether done instances stay until `retention_done` is over. `False`: the commit deletes them."""
 
     def __post_init__(self) -> None:
         checked_name(self.name, f"the name of machine {self.location}", OptionError)
         of = f"of machine '{self.name}'"
         checked_int(self.version, f"the version {of}", 1, 2**31 - 1, OptionError)
         checked_name(self.queue, f"the queue {of}", OptionError)
+        if not isinstance(self.keep, bool):
+            raise OptionError(f"keep {of} is {self.keep!r}", "give True or False")
         for signal in self.signals:
             checked_name(signal, f"a signal name {of}", OptionError)
         if self.initial not in self.steps:

@@ -480,7 +480,8 @@ class NoTargetError(GenDurableError, LookupError):
                     f"cannot {self.verb}: there is no live instance {self.target}; "
                     "it has ended, or has not been inserted yet"
                 )
-            return f"cannot {self.verb}: there is no instance {self.target}; it may have been removed by retention"
+            gone = "retention or keep=False may have removed it"
+            return f"cannot {self.verb}: there is no instance {self.target}; {gone}"
         hint = f" (ids are integers: did you mean {self.target}?)" if self.target.isdecimal() else ""
         return (
             f"cannot {self.verb}: no live instance has correlation_key {self.target!r}{hint}; "

@@ -37,6 +37,7 @@ _OPTIONS: Final = (
     "timeout",
     "pool",
     "dead_letter",
+    "keep",
 )
 
 Q = ParamSpec("Q")
@@ -118,6 +119,7 @@ def job(
     timeout: timedelta | None = None,
     pool: Pool = "thread",
     dead_letter: str | Insertable[Any, Any] | None = None,
+    keep: bool = True,
     **unknown: Never,
 ) -> _JobDecorator:
     """Make a function a job. It takes `()`, `(payload)` or `(payload, ctx)` and returns the result.
@@ -143,6 +145,8 @@ def job(
         timeout: how long an execution may run; see `step`.
         pool: where a plain `def` runs: `"thread"`, or `"process"` for CPU-bound work.
         dead_letter: a job that is inserted, with payload and error, in the transaction that fails this one.
+        keep: `False` deletes an instance when it is done, with its history; by default it is kept for
+            `settings.retention_done`. Failed and cancelled instances are always kept.
         unknown: none; any other option raises `OptionError` with a hint.
 
     Raises:
@@ -189,6 +193,7 @@ def job(
             result_type=result_type,
             location=f"{function.__module__}.{function.__qualname__}",
             dead_letter=letters,
+            keep=keep,
         )
         return JobFunction(function, definition)
 

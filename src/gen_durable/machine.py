@@ -81,13 +81,18 @@ class Machine(Definition[StateT, ResultT]):
     object of the class for all instances. That object may hold dependencies that `__init__` was given, but no data of
     an instance.
 
-    Options of the class statement: `name`, `version`, `queue`, `retry`, `lease`; see `__init_subclass__`.
+    Options of the class statement: `name`, `version`, `queue`, `retry`, `lease`, `keep`; see `__init_subclass__`.
 
     Raises:
         DefinitionError: the definition is invalid; raised when the class is defined.
     """
 
-    __options__: ClassVar[Mapping[str, Any]] = {"queue": "default", "retry": None, "lease": None}
+    __options__: ClassVar[Mapping[str, Any]] = {
+        "queue": "default",
+        "retry": None,
+        "lease": None,
+        "keep": True,
+    }
 
     if not TYPE_CHECKING:
 
@@ -105,9 +110,10 @@ class Machine(Definition[StateT, ResultT]):
         queue: str | None = None,
         retry: Backoff | None = None,
         lease: timedelta | None = None,
+        keep: bool | None = None,
         **unknown: Never,
     ) -> None:
-        """Read the options of a class. Subclasses inherit queue, retry and lease, but not name and version.
+        """Read the options of a class. Subclasses inherit queue, retry, lease and keep, but not name and version.
 
         Args:
             name: the name in the database; default: the name of the class.
@@ -116,6 +122,8 @@ class Machine(Definition[StateT, ResultT]):
             queue: the queue of its instances, unless an insert names another one; default: `"default"`.
             retry: how the default `handle` retries a step that raised; default: no retry.
             lease: how long an execution keeps its lease without a heartbeat; default: `settings.lease`.
+            keep: `False` deletes an instance when it is done, with its history; default: it is kept for
+                `settings.retention_done`. Failed and cancelled instances are always kept.
             unknown: none; any other option raises `OptionError` with a hint.
 
         Raises:
@@ -125,7 +133,7 @@ class Machine(Definition[StateT, ResultT]):
         check_options(unknown, "machine", f"machine '{cls.__name__}'", _MACHINE_OPTIONS)
         check_retry(retry, f"machine '{cls.__name__}'")
         check_lease(lease, f"machine '{cls.__name__}'")
-        given = {"queue": queue, "retry": retry, "lease": lease}
+        given = {"queue": queue, "retry": retry, "lease": lease, "keep": keep}
         cls.__options__ = {
             **cls.__options__,
             **{key: value for key, value in given.items() if value is not None},
@@ -158,7 +166,7 @@ class Machine(Definition[StateT, ResultT]):
         return Stop(error)
 
 
-_MACHINE_OPTIONS: Final = ("name", "version", "queue", "retry", "lease")
+_MACHINE_OPTIONS: Final = ("name", "version", "queue", "retry", "lease", "keep")
 _STEP_OPTIONS: Final = ("initial", "retry", "lease", "interrupt", "timeout", "pool", "to")
 
 
@@ -351,6 +359,7 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
         name=name,
         version=version,
         queue=cls.__options__["queue"],
+        keep=cls.__options__["keep"],
         steps={
             item.name: StepDef(
                 name=item.name,

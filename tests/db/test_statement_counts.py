@@ -90,6 +90,21 @@ async def test_flush_of_any_number_of_plain_outcomes_is_one_statement(wire: Wire
         assert [type(result) for result in results] == [Committed] * count
 
 
+async def test_flush_of_instances_that_are_not_kept_is_one_statement(wire: Wire, database: Database) -> None:
+    for count in (1, 10, 300):
+        await inserted(database, *[new() for _ in range(count)])
+        entries = [entry(e, "done", payload="1", keep=False) for e in await picked(database)]
+        with wire.counted() as sent:
+            results = await flushed(database, entries)
+        assert sent == ["delete_done"], count
+        assert results == [Committed("done")] * count
+    await inserted(database, *[new() for _ in range(4)])
+    entries = [entry(e, "done", payload="1", keep=e.id % 2 == 0) for e in await picked(database)]
+    with wire.counted() as sent:
+        await flushed(database, entries)
+    assert sent == ["delete_done", "commit_plain"]
+
+
 async def mixed(database: Database, sets: int) -> dict[str, list[Execution]]:
     """Executions for a flush with outcomes of every kind, by role. All but the role `free` have a signal."""
     queue = f"{sets} sets"  # a queue per call: some executions run again

@@ -226,7 +226,7 @@ def refusable(work: Work) -> Work:
 def flush(*entries: CommitEntry) -> Work:
     """Commit outcomes as the engine's flusher would."""
     ordered = commits.in_lock_order(entries)
-    if commits.is_one_statement(ordered):
+    if commits.is_one_statement(ordered, RECORDER):
         return autocommit(lambda _: commit_plain(ordered))
     return transaction(lambda _: commit(ordered))
 

@@ -10,6 +10,7 @@ from tests.interleavings import (
     control_mutants,
     event_mutants,
     schedule_mutants,
+    unkept_mutants,
 )
 from tests.interleavings.bench import Bench
 from tests.interleavings.explore import explore, sample
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
         *audit_mutants.MUTANTS,
         *schedule_mutants.MUTANTS,
         *collecting_mutants.MUTANTS,
+        *unkept_mutants.MUTANTS,
     ],
     ids=lambda mutant: mutant.name,
 )

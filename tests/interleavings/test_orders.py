@@ -21,6 +21,7 @@ from tests.interleavings.scenarios import (
     retries,
     schedules,
     signals,
+    unkept,
 )
 
 AREAS = (
@@ -37,6 +38,7 @@ AREAS = (
     events,
     schedules,
     collecting,
+    unkept,
 )
 # All run with default REPEATABLE READ; these also with READ COMMITTED, and in every order.
 HEART = (

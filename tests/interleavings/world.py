@@ -138,23 +138,23 @@ def leased(id: int, **columns: Any) -> str:
 def failed(id: int, **columns: Any) -> list[str]:
     """An instance that failed in its first step."""
     ended = instance(id, "failed", **{"step_seq": 1, "execution": 1, "finished_at": PAST, **columns})
-    return [ended, _record(id, "DONE", "stop")]
+    return [ended, record(id, "DONE", "stop")]
 
 
 def done(id: int, **columns: Any) -> list[str]:
     """An instance that is done after its first step."""
     ended = instance(id, "done", **{"step_seq": 1, "execution": 1, "finished_at": PAST, **columns})
-    return [ended, _record(id, "DONE", "done")]
+    return [ended, record(id, "DONE", "done")]
 
 
 def cancelled(id: int, **columns: Any) -> list[str]:
     """An instance that was cancelled before its first step."""
     end = {"execution": 1, "finished_at": PAST, "cancel_requested_at": PAST, "cancel_reason": "by mistake"}
     seq: int = columns.get("step_seq", 0)
-    return [instance(id, "cancelled", **{**end, **columns}), _record(id, "ABORTED", "cancelled", seq + 1)]
+    return [instance(id, "cancelled", **{**end, **columns}), record(id, "ABORTED", "cancelled", seq + 1)]
 
 
-def _record(id: int, status: str, outcome: str, step_seq: int = 1) -> str:
+def record(id: int, status: str, outcome: str, step_seq: int = 1) -> str:
     return (
         "insert into gen_durable.executions"
         " (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at)"

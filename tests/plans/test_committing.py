@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gen_durable._core.model import Kind
+from gen_durable._core.model import Committed, Kind
 from gen_durable._db import commit
 from tests.plans.explain import Explainer, check
 from tests.plans.statements import (
@@ -68,6 +68,24 @@ async def test_ended_children_count_down_their_parents(explainer: Explainer, bat
         "select count(*) from gen_durable.gen_durable where children_pending = 9"
     )
     assert waiting == batch
+
+
+@pytest.mark.parametrize("batch", [1, 100, 500])
+async def test_done_instances_that_are_not_kept_are_deleted_by_id(explainer: Explainer, batch: int) -> None:
+    entries = outcomes(EXECUTING[:batch], "done")
+    (report, (found,)) = await explainer.run(commit.delete_done(entries))
+    assert len([one for one in report.results if isinstance(one, Committed)]) == batch
+    check(found, PKEY, blocks=100 + 8 * batch)
+
+
+async def test_history_of_deleted_instances_is_found_by_instance(explainer: Explainer) -> None:
+    ids = EXECUTING[:100]
+    await explainer.connection.execute(
+        f"update gen_durable.gen_durable set execution = 2 where id between {ids[0]} and {ids[-1]}"
+    )
+    found, *_ = await explainer.explain(commit.delete_done(outcomes(ids, "done")))
+    history = {"executions_commit", "executions_aborted", "audit_events_instance"}
+    check(found, PKEY | history, blocks=100 + 40 * 100)
 
 
 async def test_freed_keys_are_ungated(explainer: Explainer) -> None:

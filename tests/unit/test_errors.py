@@ -135,7 +135,7 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
     ),
     (
         errors.NoTargetError(42, "wait"),
-        "cannot wait: there is no instance 42; it may have been removed by retention",
+        "cannot wait: there is no instance 42; retention or keep=False may have removed it",
     ),
     (
         errors.NoScheduleError("nightly"),

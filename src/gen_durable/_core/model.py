@@ -242,6 +242,8 @@ class CommitEntry(msgspec.Struct, kw_only=True):
     weight: int | None = None
     consumed: tuple[int, ...] = ()
     """Ids of the signals that this outcome consumes."""
+    keep: bool = True
+    """Of `done`: whether the row stays. `False`: the commit deletes it."""
     effect: Effect | None = None
     """Runs in the transaction that commits this outcome."""
     events: tuple[EventRow, ...] = ()
@@ -296,7 +298,7 @@ class Committed(msgspec.Struct, frozen=True, gc=False):
     """The outcome is durable."""
 
     status: str
-    """The new status of the row."""
+    """The new status of the row; `gone` if the row does not exist any more."""
     inbox: tuple[SignalRow, ...] = ()
     """Of `continue`: the unread signals at the commit."""
     leased_at: datetime | None = None

@@ -206,6 +206,7 @@ def settle(
                 execution=execution,
                 kind="done",
                 payload=result,
+                keep=machine.keep,
                 error=error,
                 effect=outcome.effect,
                 events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),

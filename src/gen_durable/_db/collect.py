@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from . import signals
 from .plan import Plan, Rows, statements
 
 __all__ = [
@@ -15,6 +17,8 @@ __all__ = [
     "Cursor",
     "Ended",
     "Swept",
+    "collect_done",
+    "delete_done",
     "sweep",
     "sweep_audit",
     "sweep_events",
@@ -65,6 +69,20 @@ def sweep(ended: Ended, retention: timedelta, after: Cursor) -> Plan[Swept]:
     (row,) = yield call
     following = Cursor(row["last_at"], row["last_id"]) if row["seen"] == PAGE else None
     return Swept(row["deleted"], row["stripped"], following)
+
+
+def delete_done(ids: str, lease_tokens: str, step_seqs: str) -> Plan[str]:
+    """Commit `done` outcomes by deleting their rows; return the numbers of the outcomes that were committed, from 1."""
+    (row,) = yield _SQL["delete_done"](ids=ids, lease_tokens=lease_tokens, step_seqs=step_seqs)
+    if row["with_signals"]:
+        yield from signals.sweep(row["with_signals"])
+    numbers: str = row["numbers"]
+    return numbers
+
+
+def collect_done(ids: Sequence[int]) -> Plan[None]:
+    """Delete done instances that are not kept."""
+    yield _SQL["collect_done"](ids=ids)
 
 
 def sweep_events(retention: timedelta) -> Plan[bool]:

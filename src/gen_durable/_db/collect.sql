@@ -24,7 +24,8 @@ with page as materialized (
      and g.finished_at < statement_timestamp() - :retention::interval
      and {not_needed_by_parent}
    order by g.id desc for update of g skip locked
-{collect}
+), {collected}, {stripped}, {signals}, {history}, {swept}
+select * from swept
 
 -- name: sweep_deleted
 -- The same for rows that were soft-deleted before the retention, whatever their status.
@@ -40,7 +41,8 @@ with page as materialized (
    where g.finished_at is not null and g.deleted_at < statement_timestamp() - :retention::interval
      and {not_needed_by_parent}
    order by g.id desc for update of g skip locked
-{collect}
+), {collected}, {stripped}, {signals}, {history}, {swept}
+select * from swept
 
 -- part: not_needed_by_parent
 -- The parent cannot read this child any more. After a stop, which is a transition, step_seq is one above the round.
@@ -54,20 +56,32 @@ not exists (
 coalesce(g.deleted_at is not null or (g.unique_key is null or g.status <> all (g.unique_scope))
                                        and (g.correlation_key is null or g.status <> all (g.correlation_scope)), true)
 
--- part: collect
--- Delete the rows and their signals, execution records and audit events; strip the rows that occupy a key.
-), collected as (
+-- part: collected
+-- Delete the rows that occupy no key.
+collected as (
   delete from gen_durable.gen_durable g using due where g.id = due.id and due.is_free returning g.id
-), stripped as (
+)
+
+-- part: stripped
+-- Strip the rows that occupy a key.
+stripped as (
   update gen_durable.gen_durable g set state = '{}', result = null, error = null, collected_at = statement_timestamp()
     from due where g.id = due.id and not due.is_free
   returning g.id
-), unread_signals as (
+)
+
+-- part: signals
+-- Delete the signals of the collected rows.
+unread_signals as (
   delete from gen_durable.signals s using collected where s.target_id = collected.id and s.consumed_seq is null
 ), consumed_signals as (
   delete from gen_durable.signals s using collected
    where s.target_id = collected.id and s.consumed_seq is not null and s.dedup_key is not null
-), committed_executions as (
+)
+
+-- part: history
+-- Delete the execution records and audit events of the collected rows.
+committed_executions as (
   delete from gen_durable.executions e using collected
    where e.instance_id = collected.id and e.status in ('COMMITTED', 'DONE')
 ), aborted_executions as (
@@ -75,9 +89,44 @@ coalesce(g.deleted_at is not null or (g.unique_key is null or g.status <> all (g
 ), audit_of_deleted as (
   delete from gen_durable.audit_events a using collected where a.instance_id = collected.id
 )
-select (select count(*) from page) as seen, (select count(*) from collected) as deleted,
-       (select count(*) from stripped) as stripped, last.at as last_at, last.id as last_id
-  from (select 1) one left join (select page.at, page.id from page order by page.at desc, page.id desc limit 1) last on true
+
+-- part: swept
+swept as (
+  select (select count(*) from page) as seen, (select count(*) from collected) as deleted,
+         (select count(*) from stripped) as stripped, last.at as last_at, last.id as last_id
+    from (select 1) one left join (select page.at, page.id from page order by page.at desc, page.id desc limit 1) last on true
+)
+
+-- name: delete_done
+-- Commit the outcome `done` of instances that are not kept, by deleting their rows. Guard: lease token and step_seq, as in
+-- commit.sql; no requested cancel; no key that a done row occupies. An outcome that is not returned has to be committed by `commit`,
+-- which tells why. Locks: the rows, in the given order.
+-- The first execution of an instance has no history, unless the audit level is `all`. Signals are deleted by a later statement: this
+-- one does not see signals that were delivered while it waited for the row.
+with deleted as (
+  delete from gen_durable.gen_durable g
+   using (select * from unnest(:ids::text::bigint[], :lease_tokens::text::bigint[], :step_seqs::text::bigint[]) with ordinality
+                 as outcome (id, lease_token, step_seq, number) offset 0) o
+   where g.id = any (array[o.id]) and g.lease_token = o.lease_token and g.step_seq = o.step_seq
+     and g.cancel_requested_at is null
+     and (g.unique_key is null or 'done' <> all (g.unique_scope))
+     and (g.correlation_key is null or 'done' <> all (g.correlation_scope))
+  returning o.number, g.id, g.has_signals, g.execution
+), collected as (
+  select deleted.id from deleted where deleted.execution > 1 or (select s.audit from gen_durable.settings s) = 'all'
+), {history}
+select coalesce(array_agg(number)::text, '{}') as numbers, array_agg(id) filter (where has_signals) as with_signals from deleted
+
+-- name: collect_done
+-- The same for rows that an earlier statement of the transaction has made done, and for rows that were kept for a waiting client.
+-- Rows that occupy a key are stripped.
+with due as materialized (
+  select g.id, {is_free} as is_free
+    from gen_durable.gen_durable g
+   where g.id = any (:ids::bigint[]) and g.status = 'done'
+   order by g.id desc for update of g
+), {collected}, {stripped}, {signals}, {history}
+select (select count(*) from collected) as deleted, (select count(*) from stripped) as stripped
 
 -- name: sweep_executions
 -- Delete old execution records of instances that still exist. Walks the table, :blocks blocks per call: an index on finished_at

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import Any, Final
@@ -23,7 +23,7 @@ from .._core.model import (
 from .._core.new_rows import alert
 from .._core.settle import TRANSITIONS
 from ..config import RecordLevel
-from . import admission, outbox, pick
+from . import admission, collect, outbox, pick
 from .insert import dead_letter_failed, insert_children, insert_dead_letters
 from .plan import Call, Plan, Row, Rows, statements
 from .signals import sweep
@@ -37,6 +37,8 @@ __all__ = [
     "commit",
     "commit_plain",
     "commit_status",
+    "deletable",
+    "delete_done",
     "finish",
     "finish_abandoned",
     "in_lock_order",
@@ -52,6 +54,9 @@ _PAGE: Final = 500
 _MAX_INT: Final = 2**31 - 1
 _NO_DELAY: Final = timedelta(0)
 _STALE: Final = Stale()
+_DELETED: Final = Committed("done")
+# Only ended instances are deleted. So this execution or a later one has ended the instance, and no execution follows.
+_GONE: Final = Committed("gone")
 _WITHOUT_LEASE: Final = frozenset({"runnable", "awaiting_signal", "awaiting_children", *ENDED})
 _NOT_CANCELLED: Final = (_WITHOUT_LEASE | {"executing"}) - {"cancelled"}
 # Columns of the outcomes that `commit_plain` commits: null for all of them.
@@ -86,6 +91,22 @@ class Recorder(msgspec.Struct, frozen=True, gc=False):
     """The least remaining lease of a chained step, so that it lasts until the next heartbeat."""
     alerts: str | None = None
     """The sink for alerts about failed instances."""
+    keeps_done: bool = True
+    """Whether done instances are kept; `False` if `settings.retention_done` is 0."""
+    is_awaited: Callable[[int], bool] = lambda _: False
+    """Whether a client of this process waits for an instance. That client then reads and deletes it."""
+
+    def may_delete(self, entry: CommitEntry) -> bool:
+        """Whether the instance is not kept, if it is done by this outcome. A child is kept: its parent reads it."""
+        return (
+            entry.kind == "done"
+            and not (entry.keep and self.keeps_done)
+            and entry.execution.parent_id is None
+        )
+
+    def deletes(self, entry: CommitEntry) -> bool:
+        """Whether the commit deletes the instance, if it is done by this outcome."""
+        return self.may_delete(entry) and not self.is_awaited(entry.id)
 
     def events(self, entry: CommitEntry) -> tuple[EventRow, ...]:
         """The events of an outcome: those that the step emits, then the alert if it fails the instance."""
@@ -116,9 +137,26 @@ def in_lock_order(entries: Iterable[CommitEntry]) -> list[CommitEntry]:
     return sorted(entries, key=_ID, reverse=True)
 
 
-def is_one_statement(entries: Sequence[CommitEntry]) -> bool:
+def is_one_statement(entries: Sequence[CommitEntry], recorder: Recorder) -> bool:
     """Whether `commit_plain` can commit these, without a transaction around it."""
-    return all(entry.is_plain for entry in entries)
+    return all(entry.is_plain and not recorder.deletes(entry) for entry in entries)
+
+
+def deletable(entries: Iterable[CommitEntry], recorder: Recorder) -> list[CommitEntry]:
+    """Return the entries that `delete_done` can commit."""
+    return [entry for entry in entries if recorder.deletes(entry) and entry.is_plain and not entry.events]
+
+
+def delete_done(entries: Sequence[CommitEntry]) -> Plan[CommitReport]:
+    """Commit `done` outcomes by deleting their rows: one statement, one more if signals have arrived meanwhile.
+
+    A stale result is preliminary: `commit` has to decide.
+    """
+    numbers = yield from collect.delete_done(**_guards(entries))
+    results: list[CommitResult] = [_STALE] * len(entries)
+    for index in _indexes(numbers):
+        results[index] = _DELETED
+    return CommitReport(results, set())
 
 
 def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
@@ -146,6 +184,8 @@ def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitRep
     freed = _entries_in(entries, groups, _WITHOUT_LEASE)
     if keys := [key for entry in freed if (key := entry.execution.concurrency_key) is not None]:
         queues |= yield from admission.ungate(keys)
+    if ended := [entry.id for entry in _entries_in(entries, groups, {"done"}) if recorder.deletes(entry)]:
+        yield from collect.collect_done(ended)
     inbox = yield from _inbox_of_kept(entries, groups)
     return _report(entries, groups, inbox, queues, refused)
 
@@ -212,7 +252,7 @@ def unlocked(entries: Sequence[CommitEntry]) -> Plan[tuple[list[CommitEntry], li
     return free_entries, locked_entries
 
 
-def commit_status(entries: Sequence[CommitEntry]) -> Plan[list[CommitResult | None]]:
+def commit_status(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[list[CommitResult | None]]:
     """Find out which entries are durable after a COMMIT without a reply. `None`: not committed, commit it again."""
     rows = {row["id"]: row for row in (yield _SQL["commit_status"](ids=[entry.id for entry in entries]))}
     # `commit_plain` clears inboxes after its commit: the connection may have been lost in between.
@@ -221,7 +261,12 @@ def commit_status(entries: Sequence[CommitEntry]) -> Plan[list[CommitResult | No
     inbox: Mapping[int, tuple[SignalRow, ...]] = {}
     if kept := [entry.id for entry in entries if entry.kind == "continue" and entry.id in rows]:
         inbox = yield from pick.inboxes(kept)
-    return [_result_of(entry, rows.get(entry.id), inbox) for entry in entries]
+    return [
+        _GONE
+        if entry.id not in rows and recorder.may_delete(entry)
+        else _result_of(entry, rows.get(entry.id), inbox)
+        for entry in entries
+    ]
 
 
 def _result_of(
@@ -249,13 +294,13 @@ def _entries_in(
         entries[index]
         for group in groups
         if group["status"] in statuses and (group["has_signals"] or not has_signals)
-        for index in _indexes(group)
+        for index in _indexes(group["numbers"])
     ]
 
 
-def _indexes(group: Row) -> list[int]:
-    """Return which entries are in a group of results, from 0."""
-    return [int(number) - 1 for number in group["numbers"][1:-1].split(",")]
+def _indexes(numbers: str) -> list[int]:
+    """Convert the text of an array of numbers, which begin at 1, to indexes."""
+    return [int(number) - 1 for number in numbers[1:-1].split(",")] if numbers != "{}" else []
 
 
 def _insert_children(
@@ -338,7 +383,7 @@ def _report(
     for group in groups:
         status = group["status"]
         committed = Committed(status, leased_at=group["committed_at"] if status == "executing" else None)
-        for index in _indexes(group):
+        for index in _indexes(group["numbers"]):
             results[index] = committed
         if group["queue"] is not None:
             queues.add(group["queue"])
@@ -408,9 +453,7 @@ def _values(
     # Lists: psycopg sends tuples as composite values.
     columns = map(list, zip(*map(_resolved, profiles), strict=True)) if profiles else [[]] * len(_PROFILE)
     return {
-        "ids": id_array([entry.execution.id for entry in entries]),
-        "lease_tokens": id_array([entry.execution.lease_token for entry in entries]),
-        "step_seqs": id_array([entry.execution.step_seq for entry in entries]),
+        **_guards(entries),
         "profiles": id_array(numbers),
         "payloads": _SEPARATOR.join([entry.payload or "" for entry in entries]),
         "started_ats": _seconds_array(entries),
@@ -419,6 +462,14 @@ def _values(
         "record": recorder.level,
         "grace": recorder.grace,
         **{name: _column(column) for name, column in zip(_PROFILE, columns, strict=True)},
+    }
+
+
+def _guards(entries: Sequence[CommitEntry]) -> dict[str, str]:
+    return {
+        "ids": id_array([entry.execution.id for entry in entries]),
+        "lease_tokens": id_array([entry.execution.lease_token for entry in entries]),
+        "step_seqs": id_array([entry.execution.step_seq for entry in entries]),
     }
 
 

@@ -89,7 +89,14 @@ class Engine:
         # A chained commit leaves at least this much of the lease: enough until the next heartbeat, and never more than
         # the shortest lease.
         grace = settings.renew_after(context.shortest_lease)
-        recorder = Recorder(context.name, settings.executions, grace, settings.alerts or None)
+        recorder = Recorder(
+            context.name,
+            settings.executions,
+            grace,
+            settings.alerts or None,
+            keeps_done=settings.retention_done > timedelta(0),
+            is_awaited=context.wakes.is_awaited,
+        )
         self._flusher = Flusher(
             connections.commits,
             connections.slow_commits,

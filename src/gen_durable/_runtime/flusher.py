@@ -128,6 +128,12 @@ class Flusher:
         """
         waiters = {id(entry): acknowledge for entry, acknowledge in batch}
         pending = commits.in_lock_order(entry for entry, _ in batch)
+        if deletable := commits.deletable(pending, self._recorder):
+            try:
+                pending = await self._delete(deletable, pending, waiters)
+            except StatementError as error:
+                # The general commit below meets the same error, and recovers from it.
+                maybe_committed = maybe_committed or is_outage(error)
         breaks = 0
         while pending:
             try:
@@ -154,8 +160,22 @@ class Flusher:
         confirmed = dict(zip(map(id, stale), await self._commit_status(stale), strict=True))
         return [confirmed.get(id(entry)) or result for entry, result in zip(entries, results, strict=True)]
 
+    async def _delete(
+        self, deletable: list[CommitEntry], entries: list[CommitEntry], waiters: _Waiters
+    ) -> list[CommitEntry]:
+        """Commit outcomes by deleting their rows. Returns the outcomes that are still to be committed."""
+        results = (await self._database.run(commits.delete_done(deletable))).results
+        done = [
+            (entry, result)
+            for entry, result in zip(deletable, results, strict=True)
+            if isinstance(result, Committed)
+        ]
+        self._acknowledge([entry for entry, _ in done], [result for _, result in done], waiters)
+        deleted = {id(entry) for entry, _ in done}
+        return [entry for entry in entries if id(entry) not in deleted]
+
     async def _send(self, entries: Sequence[CommitEntry]) -> commits.CommitReport:
-        if commits.is_one_statement(entries):
+        if commits.is_one_statement(entries, self._recorder):
             return await self._database.run(commits.commit_plain(entries, self._recorder))
         return await self._database.run_in_transaction(commits.commit(entries, self._recorder))
 
@@ -354,7 +374,7 @@ class Flusher:
 
     async def _commit_status(self, entries: list[CommitEntry]) -> list[CommitResult | None]:
         """Read from the rows whether these outcomes are committed. `None`: not committed, and the lease is held."""
-        return await self._ask(lambda: commits.commit_status(entries))
+        return await self._ask(lambda: commits.commit_status(entries, self._recorder))
 
     async def _ask(self, question: Callable[[], Plan[T]]) -> T:
         """Run a query until the database answers."""

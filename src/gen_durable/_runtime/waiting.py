@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
+from .._db.collect import collect_done
 from .._db.failures import StatementError
 from .._db.pool import Database
 from .._db.snapshots import finished_or_parked
@@ -28,12 +30,21 @@ class Waiting:
         self._database_status = database_status
         # Waiters by instance id. Used on the event loop only.
         self._futures: defaultdict[int, list[_Waiter]] = defaultdict(list)
+        # Instances that are not kept, and are not deleted yet because a waiter reads them.
+        self._kept: set[int] = set()
         self._hint = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
 
     def hint(self) -> None:
         """Poll now: an instance of this process has ended or parked."""
         self._hint.set()
+
+    def keep(self, id: int) -> bool:
+        """Whether an instance is awaited. The commit of its end then leaves it, and it is deleted after it was read."""
+        if id not in self._futures:
+            return False
+        self._kept.add(id)
+        return True
 
     async def until_ended_or_parked(self, id: int, *, parked: bool) -> Mapping[str, Any]:
         """Return the row of an instance once it has ended or, with `parked`, waits for a signal or for children."""
@@ -83,6 +94,7 @@ class Waiting:
                 retry.succeeded()
                 if self._answer(found, asked):
                     pace.reset()
+                await self._delete(found)
                 pause = pace.pause()
             try:
                 async with asyncio.timeout(pause):
@@ -90,6 +102,13 @@ class Waiting:
                     pace.reset()
             except TimeoutError:
                 pass
+
+    async def _delete(self, found: Mapping[int, Mapping[str, Any] | None]) -> None:
+        """Delete instances that were kept for their waiters. If this fails, the collector deletes them later."""
+        if read := [id for id, row in found.items() if id in self._kept and row is not None]:
+            self._kept.difference_update(read)
+            with suppress(StatementError):
+                await self._database.run(collect_done(read))
 
     def _answer(
         self, found: Mapping[int, Mapping[str, Any] | None], asked: Mapping[int, Sequence[_Waiter]]

@@ -20,6 +20,8 @@ class Wakes:
         self._any: list[Callable[[], None]] = []
         self._ended_or_parked: list[Callable[[], None]] = []
         self._events: list[Callable[[], None]] = []
+        self.is_awaited: Callable[[int], bool] = lambda _: False
+        """Whether the client waits for an instance. It then reads the instance and deletes it if it is not kept."""
 
     def on_work(self, queue: str, wake: Callable[[], None]) -> None:
         """Call `wake` when this queue may have work."""

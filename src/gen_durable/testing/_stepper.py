@@ -117,8 +117,13 @@ class Stepper:
         self._name = f"test:{os.getpid()}:{secrets.token_hex(3)}"
         self._threads = Threads(settings.threads)
         self._bounds = Bounds(settings.max_payload, settings.max_children)
+        # Done instances are kept, whatever their `keep`: tests read their results.
         self._recorder = commits.Recorder(
-            self._name, settings.executions, settings.renew_after(), settings.alerts or None
+            self._name,
+            settings.executions,
+            settings.renew_after(),
+            settings.alerts or None,
+            is_awaited=lambda _: True,
         )
         self._executor = _LearningExecutor(self.registry, self._bounds, self._threads, self.learn)
         self._clock = DatabaseClock()
@@ -296,7 +301,7 @@ class Stepper:
     async def _commit(self, database: Plans, entry: CommitEntry) -> CommitResult:
         if entry.effect is not None:
             return await self._commit_with_effect(database, entry)
-        if commits.is_one_statement([entry]):
+        if commits.is_one_statement([entry], self._recorder):
             report = await database.run(commits.commit_plain([entry], self._recorder))
         else:
             report = await database.run_in_transaction(commits.commit([entry], self._recorder))

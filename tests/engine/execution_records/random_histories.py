@@ -177,7 +177,7 @@ class History:
                 return await commit_with_effect(self._database, one, self._recorder)
             except EffectError as error:
                 return error
-        if commits.is_one_statement([one]):
+        if commits.is_one_statement([one], self._recorder):
             report = await self._database.run(commits.commit_plain([one], self._recorder))
         else:
             report = await self._database.run_in_transaction(commits.commit([one], self._recorder))

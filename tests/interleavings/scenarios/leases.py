@@ -22,6 +22,7 @@ from tests.interleavings.actions import (
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import (
+    RECORDER,
     Flushed,
     Session,
     autocommit,
@@ -147,7 +148,11 @@ def resolve_while_unanswered(kind: Any) -> Scenario:
 
     def look_again(session: Session) -> Plan[Any] | None:
         last = session.result
-        return commits.commit_status([entry]) if isinstance(last, Flushed) and not last.committed() else None
+        return (
+            commits.commit_status([entry], RECORDER)
+            if isinstance(last, Flushed) and not last.committed()
+            else None
+        )
 
     def check(end: End) -> None:
         last = end.result("B")
@@ -162,7 +167,7 @@ def resolve_while_unanswered(kind: Any) -> Scenario:
         sessions={
             "A": [flush(entry)],
             "B": [
-                autocommit(lambda _: commits.commit_status([entry])),
+                autocommit(lambda _: commits.commit_status([entry], RECORDER)),
                 autocommit(again),
                 autocommit(look_again),
             ],

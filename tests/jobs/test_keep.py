@@ -1,0 +1,219 @@
+"""`keep=False`: an instance is deleted when it is done; failed and cancelled ones stay."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import (
+    AsyncClient,
+    Cancel,
+    CloudEvent,
+    Context,
+    Discard,
+    Done,
+    Duplicate,
+    Event,
+    Machine,
+    Next,
+    NoTargetError,
+    Outcome,
+    ScheduleChildren,
+    Settings,
+    Spec,
+    Sql,
+    Status,
+    Worker,
+    job,
+    step,
+)
+from gen_durable.errors import OptionError
+from gen_durable.telemetry import OutcomeStale, StepStop
+from tests.support.settings import FAST
+from tests.support.tcp_proxy import COMMIT, FLUSH, Match, Proxy, Verdict, saying
+from tests.support.waiting import holds
+
+LEFT = """select (select count(*) from gen_durable.gen_durable) + (select count(*) from gen_durable.signals)
+               + (select count(*) from gen_durable.executions) + (select count(*) from gen_durable.audit_events)"""
+NOTHING_IS_LEFT = f"{LEFT} = 0"
+COUNT = "select count(*) from gen_durable.gen_durable"
+runs: list[int] = []
+
+
+@job("keep.add", keep=False)
+async def add(number: int, ctx: Context[int]) -> int:
+    if number < 0 and ctx.attempt == 0:
+        raise ConnectionError("no answer")
+    if number == 0:
+        raise Discard("zero")
+    if number == 1:
+        raise Cancel("one")
+    runs.append(number)
+    return number + 1
+
+
+@job("keep.book", keep=False)
+async def book(number: int, ctx: Context[int]) -> Done[int]:
+    return Done(
+        number,
+        effect=Sql("insert into ledger (job) values ($1)", ctx.idempotency_key) if number else None,
+        emit=[] if number else [Event("booked", {"number": number})],
+    )
+
+
+class Steps(Machine[int, int], keep=False):
+    @step
+    async def first(self, ctx: Context[int]) -> Outcome[int]:
+        return Next(self.last, ctx.state + 1)
+
+    @step
+    async def last(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state)
+
+
+class Inherited(Steps):
+    pass
+
+
+class Family(Machine[None, list[int]]):
+    @step
+    async def spawn(self, ctx: Context[None]) -> Outcome[list[int]]:
+        return ScheduleChildren([Spec(add, number) for number in (2, 3)], then=self.join)
+
+    @step
+    async def join(self, ctx: Context[None]) -> Outcome[list[int]]:
+        return Done([child.result or 0 for child in ctx.children])
+
+
+@pytest.fixture
+async def ledger(db: Any) -> None:
+    await db.execute("create table public.ledger (job text primary key)")
+
+
+@pytest.mark.clause("GC-14")
+async def test_nothing_is_left_of_a_done_instance(durable_dsn: str, db: Any) -> None:
+    async with Worker([add, Steps], dsn=durable_dsn, settings=FAST) as worker:
+        await worker.insert_all([Spec(add, number) for number in (2, 3, -1)])
+        await worker.insert(Steps, 1)
+        await holds(db, NOTHING_IS_LEFT)
+
+
+async def test_failed_and_cancelled_instances_stay(durable_dsn: str, db: Any) -> None:
+    async with Worker([add], dsn=durable_dsn, settings=FAST) as worker:
+        failed, cancelled = await worker.insert(add, 0), await worker.insert(add, 1)
+        assert (await worker.wait(failed)).status is Status.FAILED
+        assert (await worker.wait(cancelled)).status is Status.CANCELLED
+        late = await worker.insert(add, 5, schedule_in=timedelta(hours=1))
+        await worker.cancel(late)
+        assert (await worker.wait(late)).status is Status.CANCELLED
+    assert await db.fetchval(COUNT) == 3
+
+
+@pytest.mark.parametrize("number", [2, 3])
+async def test_client_of_the_worker_gets_the_result(durable_dsn: str, db: Any, number: int) -> None:
+    async with Worker([add], dsn=durable_dsn, settings=FAST) as worker:
+        ref = await worker.insert(add, number, schedule_in=timedelta(seconds=0.2))
+        instance = await worker.wait(ref)
+        assert (instance.status, instance.result) == (Status.DONE, number + 1)
+        await holds(db, NOTHING_IS_LEFT)
+        assert await worker.get(ref) is None
+
+
+async def test_client_of_another_process_learns_that_it_is_gone(durable_dsn: str) -> None:
+    async with Worker([add], dsn=durable_dsn, settings=FAST), AsyncClient(durable_dsn) as other:
+        ref = await other.insert(add, 2, schedule_in=timedelta(seconds=0.2))
+        with pytest.raises(NoTargetError, match="keep=False may have removed it"):
+            await other.wait(ref)
+
+
+@pytest.mark.clause("GC-14")
+async def test_zero_retention_deletes_like_keep_false(durable_dsn: str, db: Any) -> None:
+    @job("keep.kept")
+    async def kept() -> None:
+        pass
+
+    settings = msgspec.structs.replace(FAST, retention_done=timedelta(0), gc=False)
+    async with Worker([kept], dsn=durable_dsn, settings=settings) as worker:
+        await worker.insert(kept)
+        await holds(db, NOTHING_IS_LEFT)
+
+
+async def test_parent_reads_the_results_of_its_children(durable_dsn: str, db: Any) -> None:
+    settings = msgspec.structs.replace(FAST, gc=False)
+    async with Worker([add, Family], dsn=durable_dsn, settings=settings) as worker:
+        assert (await worker.wait(await worker.insert(Family))).result == [3, 4]
+    assert await db.fetchval(COUNT) == 3, "children are kept as long as retention_done"
+
+
+async def test_effect_and_event_are_committed_with_the_end(durable_dsn: str, db: Any, ledger: None) -> None:
+    received: list[CloudEvent] = []
+
+    async def sink(event: CloudEvent) -> None:
+        received.append(event)
+
+    async with Worker([book], dsn=durable_dsn, settings=FAST, sinks={"default": sink}) as worker:
+        ref = await worker.insert(book, 1)
+        await worker.insert(book, 0)
+        await holds(db, NOTHING_IS_LEFT)
+        await holds(db, "select bool_and(published_at is not null) from gen_durable.outbox")
+    assert [row["job"] for row in await db.fetch("select job from public.ledger")] == [f"{ref.id}:1"]
+    assert [event.type for event in received] == ["booked"]
+
+
+async def test_end_frees_the_concurrency_key(durable_dsn: str, db: Any) -> None:
+    async with Worker([add], dsn=durable_dsn, settings=FAST) as worker:
+        await worker.insert_all([Spec(add, number, concurrency_key="k") for number in range(2, 12)])
+        await holds(db, NOTHING_IS_LEFT)
+
+
+async def test_idempotency_key_outlives_the_result(durable_dsn: str, db: Any) -> None:
+    async with Worker([add], dsn=durable_dsn, settings=FAST) as worker:
+        ref = await worker.insert(add, 2, idempotency_key="once")
+        await holds(db, "select collected_at is not null from gen_durable.gen_durable where id = $1", ref.id)
+        assert isinstance(await worker.insert(add, 2, idempotency_key="once"), Duplicate)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.CUT, Verdict.LATE], ids=["answer lost", "request late"])
+@pytest.mark.parametrize(
+    ("match", "options"),
+    [(saying("delete_done"), {}), (saying(COMMIT, after=FLUSH), {"concurrency_key": "k"})],
+    ids=["one statement", "transaction"],
+)
+async def test_lost_reply_to_the_delete_is_not_a_lost_lease(
+    durable_dsn: str, db: Any, match: Match, options: dict[str, Any], verdict: Verdict
+) -> None:
+    """The row is gone, by this commit: the step does not run again, and its outcome is not stale."""
+    runs.clear()
+    seen: list[Any] = []
+    async with Proxy.open(durable_dsn) as proxy:
+        proxy.on(match, "answered" if verdict is Verdict.CUT else "asked", lambda: verdict, times=1)
+        async with Worker([add], dsn=proxy.dsn, settings=FAST) as worker:
+            worker.telemetry.subscribe(seen.append)
+            await worker.insert(add, 7, **options)
+            await holds(db, NOTHING_IS_LEFT)
+    assert proxy.cuts == 1
+    assert runs == [7]
+    assert [one.kind for one in seen if isinstance(one, StepStop)] == ["done"]
+    assert not [one for one in seen if isinstance(one, OutcomeStale)]
+
+
+def test_subclasses_inherit_the_option() -> None:
+    assert Inherited.__definition__.keep is False
+    assert Family.__definition__.keep is True
+
+
+@pytest.mark.parametrize("keep", ["no", 0])
+def test_other_values_are_refused(keep: Any) -> None:
+    with pytest.raises(OptionError, match="give True or False"):
+
+        @job("keep.wrong", keep=keep)
+        async def wrong() -> None:
+            pass
+
+
+def test_zero_retention_needs_no_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEN_DURABLE_RETENTION_DONE", "0")
+    assert Settings.load().retention_done == timedelta(0)
