@@ -63,18 +63,8 @@ _NOT_CANCELLED: Final = (_WITHOUT_LEASE | {"executing"}) - {"cancelled"}
 _RARE: Final = ("presented", "deadlines", "concurrency_keys", "consumed")
 # Columns that are sent once per profile, in the order of `_resolved`.
 _PROFILE: Final = (
-    *(
-        "statuses",
-        "names",
-        "advances",
-        "repeats",
-        "keeps_crashes",
-        "next_attempts",
-        "steps",
-        "errors",
-        "delays",
-    ),
-    *("from_steps", "attempts", "leased_ats", "finishes_later", "causes"),
+    *("statuses", "names", "advances", "repeats", "keeps_crashes", "next_attempts", "steps", "errors"),
+    *("delays", "from_steps", "attempts", "leased_ats", "finishes_later", "causes"),
     *("awaits", "timeouts", "children", "switches_keys", "rate_limits", "weights"),
 )
 # Between JSON texts; JSON escapes control characters in strings and has none elsewhere but whitespace.
@@ -168,7 +158,7 @@ def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[Com
 
 
 def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
-    """Commit any outcomes: one statement, and at most eleven more, each only if needed. Needs a transaction."""
+    """Commit any outcomes: one statement, and at most twelve more, each only if needed. Needs a transaction."""
     if limited := [entry for entry in entries if entry.rate_limit is not None]:
         yield _SQL["check_limits"](
             rate_limits=[entry.rate_limit for entry in limited], weights=[entry.weight for entry in limited]
