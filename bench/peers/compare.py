@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import psycopg
+
 from gen_durable.embedded import EmbeddedPostgres
 
 from .page import PAGE, publish
@@ -143,6 +145,9 @@ class _Run:
             if system.only is None or workload.name in system.only
             if not results.has(workload.name, system.name, number)
         ]
+        for system in systems:
+            if median := results.median("noop", system.name):
+                bench.rates[system.name] = median["per_second"]
         self._durations = _Durations(saved.with_name(f"{saved.stem}-durations.json"))
 
     def all_rounds(self) -> None:
@@ -157,7 +162,7 @@ class _Run:
             begun = time.monotonic()
             try:
                 figures: dict[str, float] | str | None = workload.measure(self._bench, system)
-            except AdapterError as error:
+            except (AdapterError, OSError, psycopg.Error) as error:  # a dead process, or a refused statement
                 figures = str(error)
                 print(f"  failed: {error}", file=sys.stderr)
             self._durations.record(workload.name, system.name, time.monotonic() - begun)

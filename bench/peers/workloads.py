@@ -233,7 +233,7 @@ def _latency(bench: Bench, system: System) -> Figures | None:
 def _latency_under_load(bench: Bench, system: System) -> Figures | None:
     if "probe" not in bench.about[system.name]["tasks"]:
         return None
-    load = min(_LOAD, bench.rates[system.name] / 2)
+    load = min(_LOAD, bench.rates.get(system.name, system.jobs / 2) / 2)
     with bench.opened(system, workers=2) as run:
         (worker, loader), other = run.workers, run.producer
         worker.ask("work")

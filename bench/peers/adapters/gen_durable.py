@@ -134,7 +134,9 @@ class GenDurable(Adapter):
     """One worker with one queue. A producer in the process of the worker uses the worker itself."""
 
     version = VERSION
-    settings = "Queue(concurrency=1000), poll_interval=50ms"
+    settings = f"Queue(concurrency=1000), poll_interval=50ms, executions={VARIANT.records}" + (
+        "" if VARIANT.keep == "on" else ", keep=False"
+    )
     tasks = tuple(MACHINES)
     pending = """
         select exists (select from gen_durable.gen_durable where status = 'runnable' and not gated)
