@@ -24,6 +24,9 @@ from gen_durable import (
     Worker,
     step,
 )
+from gen_durable._db.pick import Picked, PickRequest
+from gen_durable._db.plan import Plan, Statement
+from gen_durable._runtime.pick_source import FromQueue
 from gen_durable.cli.options import prefix, queue
 from gen_durable.telemetry import PickStop, SchedulerDrain, SchedulerSaturation
 from tests.support.settings import CALM
@@ -108,6 +111,33 @@ async def test_picks_wait_for_min_demand(durable_dsn: str) -> None:
             await worker.wait(ref)
         demands = [event.demand for event in events.of(PickStop)]
     assert min(demands) >= 5
+
+
+@pytest.mark.clause("FED-6")
+async def test_picks_of_a_backlog_wait_for_half_of_the_capacity(
+    durable_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Quick(Machine[int, None]):
+        @step
+        async def run(self, ctx: Context[int]) -> Outcome[None]:
+            await asyncio.sleep(0.0005 * (ctx.state % 4))
+            return Done()
+
+    pick = FromQueue.pick
+
+    def slow_pick(self: FromQueue, request: PickRequest) -> Plan[Picked]:
+        yield Statement("slow", "select pg_sleep(0.1)")()
+        return (yield from pick(self, request))
+
+    monkeypatch.setattr(FromQueue, "pick", slow_pick)
+    patient = msgspec.structs.replace(CALM, min_poll_interval=timedelta(milliseconds=100))
+    async with Worker([Quick], dsn=durable_dsn, settings=patient, queues={"default": 20}) as worker:
+        events = Events(worker)
+        refs = await worker.insert_all([Spec(Quick, number) for number in range(100)])
+        for ref in refs:
+            await worker.wait(ref)
+        demands = [event.demand for event in events.of(PickStop) if event.count]
+    assert min(demands) >= 10, demands
 
 
 async def test_demand_below_min_demand_waits_one_poll_interval(durable_dsn: str) -> None:

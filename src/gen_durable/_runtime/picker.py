@@ -79,6 +79,8 @@ class Picker(Service):
         # not. So the queue is served between two chunks, and a key that is free again waits for one chunk at most.
         self._passed = picks.Passed()
         self._last_pick = 0.0
+        # How long the last pick took.
+        self._pick_time = timedelta(0)
         self._last_work = time.monotonic()
         runner.on_capacity_freed = self._on_capacity_freed
         self._capacity.on_offer = self.wake
@@ -140,14 +142,23 @@ class Picker(Service):
         )
 
     def _wait_for_demand(self, demand: int) -> timedelta:
-        """How long to wait for a larger demand: none at `min_demand`, else until poll_interval after the last pick."""
+        """How long to wait for a larger demand.
+
+        Below `min_demand`, until poll_interval after the last pick. With a backlog, and below half of the capacity, for
+        as long as the last pick took.
+        """
         least = self._queue_settings.min_demand
         if self._is_awaiting_capacity:
             # Nothing is leased ahead, so the demand cannot exceed the capacity.
             least = min(least, self._capacity.limit)
-        if demand >= least:
-            return timedelta(0)
-        return self._settings.poll_interval - timedelta(seconds=time.monotonic() - self._last_pick)
+        since = timedelta(seconds=time.monotonic() - self._last_pick)
+        if demand < least:
+            return self._settings.poll_interval - since
+        if self._may_have_more and 2 * demand < self._capacity.limit:
+            # A statement has a fixed cost, and picks of several workers read each other's locked rows. So wait for more
+            # capacity, for no longer than the last pick took.
+            return self._pick_time + min(self._pick_time, self._settings.min_poll_interval) - since
+        return timedelta(0)
 
     async def _pick(
         self, demand: int, reserved: int, passed: picks.Passed
@@ -159,6 +170,7 @@ class Picker(Service):
         try:
             self._last_pick = time.monotonic()
             picked = await self._lease(demand, reserved, passed)
+            self._pick_time = timedelta(seconds=time.monotonic() - self._last_pick)
             ready = await self._loaded(picked.executions)
         finally:
             self._capacity.unreserve(max(0, reserved - len(ready)))
