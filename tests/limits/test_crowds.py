@@ -179,7 +179,9 @@ async def test_other_rows_start_after_one_chunk_of_blocked_rows(
             await asyncio.sleep(0.01)
     # The number of chunks before each pick that leased rows. Of a bucket, one row has a token.
     started = [chunks for chunks, count in picks for _ in range(count)]
-    assert started[-20:] == [1] * 10 + [2] * 10 or started[-20:] == [1] * 20
+    others = started[-20:]
+    assert others[:5] == [1] * 5, picks
+    assert others[-1] < 10, picks
     assert Recorded.chunks[0] == 1000
     assert 9999 <= sum(Recorded.chunks) <= 10_000
 

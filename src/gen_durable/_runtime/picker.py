@@ -75,9 +75,10 @@ class Picker(Service):
         self._is_awaiting_capacity = False
         # Keys whose first row can neither run nor be gated: the next pick asks for that many rows more.
         self._blocked_keys = 0
-        # Keys and buckets that have more rows to set aside: the next pick passes over them, and the one after it does
-        # not. So the queue is served between two chunks, and a key that is free again waits for one chunk at most.
+        # Keys and buckets that have more rows to set aside: picks pass over them, at least one and for as long as the
+        # last chunk took. So the queue is served between two chunks, and a key that is free again does not wait long.
         self._passed = picks.Passed()
+        self._passed_until = 0.0
         self._last_pick = 0.0
         # How long the last pick took.
         self._pick_time = timedelta(0)
@@ -94,8 +95,10 @@ class Picker(Service):
             self._capacity.unreserve(reserved)
             self._may_have_more = True
             return wait
-        passed, self._passed = self._passed, picks.Passed()
+        passed = self._passed
         picked, ready = await self._pick(demand + self._blocked_keys, reserved, passed)
+        if len(ready) < demand or time.monotonic() >= self._passed_until:
+            self._passed = picks.Passed()
         self._runner.start(ready)
         self._is_awaiting_capacity = picked.is_awaiting_capacity
         self._may_have_more = picked.is_awaiting_capacity or len(ready) >= demand
@@ -107,7 +110,9 @@ class Picker(Service):
             self._last_work = time.monotonic()
         if picked.denied or picked.throttled:
             machines = self._source.known(self._context.registry.keys)
+            begun = time.monotonic()
             self._blocked_keys, self._passed = await self._admission.set_aside(picked, machines)
+            self._passed_until = 2 * time.monotonic() - begun
             # The rows after those that were set aside are next.
             is_next = bool(ready or passed or self._passed)
             return timedelta(0) if is_next else self._settings.min_poll_interval
