@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 from typing import Any
 
@@ -74,6 +75,28 @@ async def test_pick_leases_at_most_demand_in_priority_order(database: Database) 
     assert [e.id for e in await picked(database, 3)] == [ids[1], ids[3], ids[2]]
     assert [e.id for e in await picked(database, 3)] == [ids[5], ids[0], ids[4]]
     assert await picked(database) == []
+
+
+@pytest.mark.parametrize("many_due", [False, True])
+async def test_order_holds_with_more_than_100_priorities(
+    database: Database, sql: Any, *, many_due: bool
+) -> None:
+    """A pick visits 100 priorities, and then only those of due rows, unless there are more than 10,000 of these."""
+    luck = random.Random(int(many_due))
+    await sql.execute(
+        "insert into gen_durable.gen_durable (fsm, step, priority, eligible_at)"
+        " select 'A', 's', p, statement_timestamp() + interval '1 day' from generate_series(-300, 300) p"
+    )
+    rows = [new(priority=luck.choice([0, luck.randrange(-300, 300)])) for _ in range(100)]
+    ids = await inserted(database, *rows)
+    if many_due:
+        await sql.execute(
+            "insert into gen_durable.gen_durable (fsm, step, priority) select 'A', 's', 301 from generate_series(1, 10001)"
+        )
+    order = [id for _, id in sorted((row.priority, id) for row, id in zip(rows, ids, strict=True))]
+    assert [e.id for e in await picked(database, 70)] == order[:70]
+    assert [e.id for e in await picked(database, 30)] == order[70:]
+    assert len(await picked(database, 10)) == (10 if many_due else 0)
 
 
 async def test_rows_of_unknown_machines_are_not_leased(database: Database, sql: Any) -> None:
