@@ -20,6 +20,7 @@ from .._tracing import tracing
 from ..config import Queue
 from ..telemetry import PickStop, SchedulerSaturation
 from .admission import Admission
+from .capacity import SharedCapacity
 from .execution_runner import ExecutionRunner
 from .heartbeat import Heartbeat
 from .in_flight import InFlight
@@ -68,6 +69,8 @@ class Picker(Service):
         self._heartbeat = heartbeat
         self._runner = runner
         self._capacity = runner.capacity
+        # Queues that share capacity compete for it: one that waits would lose its share.
+        self._is_shared = isinstance(runner.capacity, SharedCapacity)
         # Whether the last pick may have left due rows; if so, freed capacity triggers the next one.
         self._may_have_more = False
         # Whether the first due row is under a rate limit and waits for capacity: such a row is not leased ahead, and
@@ -159,7 +162,7 @@ class Picker(Service):
         since = timedelta(seconds=time.monotonic() - self._last_pick)
         if demand < least:
             return self._settings.poll_interval - since
-        if self._may_have_more and 2 * demand < self._capacity.limit:
+        if self._may_have_more and 2 * demand < self._capacity.limit and not self._is_shared:
             # A statement has a fixed cost, and picks of several workers read each other's locked rows. So wait for more
             # capacity, for no longer than the last pick took.
             return self._pick_time + min(self._pick_time, self._settings.min_poll_interval) - since
