@@ -30,8 +30,8 @@ class Waiting:
         self._database_status = database_status
         # Waiters by instance id. Used on the event loop only.
         self._futures: defaultdict[int, list[_Waiter]] = defaultdict(list)
-        # Instances that are not kept, and are not deleted yet because a waiter reads them. If it stops waiting before, the
-        # collector deletes them.
+        # Instances that are not kept, and are not deleted yet because a waiter reads them. If it stops waiting before,
+        # the collector deletes them.
         self._kept: set[int] = set()
         self._hint = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
