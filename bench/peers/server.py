@@ -78,7 +78,8 @@ class Session:
     """A session of the driver in the database of a measurement."""
 
     def __init__(self, dsn: str) -> None:
-        self._conn = psycopg.connect(dsn, autocommit=True)
+        # The processor time of parallel workers would be counted as that of the system.
+        self._conn = psycopg.connect(dsn, autocommit=True, options="-c max_parallel_workers_per_gather=0")
 
     def __enter__(self) -> Self:
         return self

@@ -203,7 +203,7 @@ def _jobs(
 def _fan_out(bench: Bench, system: System) -> Figures | None:
     if "fan" not in bench.about[system.name]["tasks"]:
         return None
-    children = min(2000, bench.count(system, 0.25))
+    children = min(1000, bench.count(system, 0.25))
     with bench.opened(system) as run:
         return run.drain("fan", 1, children, count=1, value=children)
 

@@ -29,10 +29,10 @@ class Absurd(Adapter):
     pending = "select exists (select from absurd.r_bench where state in ('pending', 'running', 'sleeping'))"
     fill = """
         with task as (
-          insert into absurd.t_bench (task_id, task_name, params, state)
-          select gen_random_uuid(), 'noop', '0', 'completed' from generate_series(1, :rows) returning task_id)
-        insert into absurd.r_bench (run_id, task_id, attempt, state, available_at, completed_at)
-        select gen_random_uuid(), task_id, 1, 'completed', now(), now() from task"""
+          insert into absurd.t_bench (task_id, task_name, params, state, enqueue_at)
+          select uuidv7(), 'noop', '0', 'completed', now() from generate_series(1, :rows) returning task_id)
+        insert into absurd.r_bench (run_id, task_id, attempt, state, available_at, completed_at, created_at)
+        select uuidv7(), task_id, 1, 'completed', now(), now(), now() from task"""
 
     async def install(self) -> None:
         async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as conn:

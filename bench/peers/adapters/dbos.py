@@ -25,9 +25,9 @@ class Dbos(Adapter):
     )
     tasks = ("noop", "suspend", "flaky", "limited", "chain", "fan", "probe")
     has_batches = False
-    pending = (
-        "select exists (select from dbos.workflow_status where status in ('ENQUEUED', 'PENDING', 'DELAYED'))"
-    )
+    pending = """
+        select exists (select from dbos.workflow_status
+                        where status in ('ENQUEUED', 'PENDING') and queue_name in ('bench', 'limited'))"""
     fill = """
         insert into dbos.workflow_status (workflow_uuid, status, name, queue_name, executor_id, application_version,
                                           application_id, created_at, updated_at)

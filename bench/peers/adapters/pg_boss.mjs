@@ -59,9 +59,12 @@ serve({
     + "flowIntervalSeconds=1",
   tasks: ["noop", "suspend", "flaky", "limited", "fan", "probe"],
   has_batches: true,
-  pending: "select exists (select from pgboss.job where name = 'bench' and state < 'completed')",
-  fill: `insert into pgboss.job (name, data, state, completed_on, keep_until)
-         select 'bench', '{"task": "noop"}', 'completed', now(), now() + interval '1 year' from generate_series(1, :rows)`,
+  // Rows of `fill` have the smallest ids; others are random. No index has unfinished jobs only.
+  pending: `select exists (select from pgboss.job where name = 'bench' and state < 'completed'
+                                                    and id > '00000001-0000-0000-0000-000000000000')`,
+  fill: `insert into pgboss.job (name, id, data, state, completed_on, keep_until)
+         select 'bench', lpad(to_hex(number), 32, '0')::uuid, '{"task": "noop"}', 'completed', now(), now() + interval '1 year'
+           from generate_series(1, :rows) as number`,
 
   async install() {
     await start();
