@@ -13,7 +13,12 @@ from tests.plans.statements import explained
 
 POPULATION = Path(__file__).with_name("population.sql").read_text(encoding="utf-8")
 
-TABLES = ("gen_durable.gen_durable", "gen_durable.signals", "gen_durable.executions")
+TABLES = (
+    "gen_durable.gen_durable",
+    "gen_durable.signals",
+    "gen_durable.executions",
+    "gen_durable.outbox",
+)
 VACUUM = f"vacuum {', '.join(TABLES)}"
 CHANGED = "select sum(n_tup_ins + n_tup_upd) from pg_stat_xact_user_tables where schemaname = 'gen_durable'"
 

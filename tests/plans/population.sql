@@ -66,3 +66,9 @@ select g.id, made.step_seq, made.execution, made.attempt, made.status, made.outc
 
 -- A worker died between COMMITTED and DONE.
 update gen_durable.executions set status = 'COMMITTED' where instance_id < 200 and status = 'DONE' and step_seq = 1;
+
+-- 10,000 events for two sinks: published, 100 of them dead and 100 pending.
+insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, next_at, published_at, dead_at)
+select g.id, 2, 0, 'sink' || g.id / 20 % 2, 'paid', 'order', '{}', now() + interval '1 day',
+       case when g.id % 2000 not in (5, 105) then now() end, case when g.id % 2000 = 5 then now() end
+  from gen_durable.gen_durable g where g.id % 20 = 5;

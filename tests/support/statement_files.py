@@ -7,7 +7,7 @@ from importlib import resources
 
 import msgspec
 
-from gen_durable._db import search
+from gen_durable._db import outbox, search
 from gen_durable._db.plan import Statement, statements
 
 READS: tuple[search.Read, ...] = ("page", "ids", "count", "tally")
@@ -29,3 +29,6 @@ def searches() -> Iterator[tuple[str, Statement]]:
             yield "search.sql", search.statement(read, given, None)
     for read in READS:
         yield "search.sql", search.statement(read, ("fsms", "statuses"), frozenset({"runnable"}))
+    for state in ("any_state", "pending", "published", "dead"):
+        for names in ([], ["instance_id"], ["sink"], ["instance_id", "sink", "before"]):
+            yield "outbox.sql", outbox.list_statement(frozenset(names), state)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from .._core.model import CommitEntry, EventRow
 from .chunking import chunks
-from .plan import Plan, Row, statements
+from .plan import Plan, Row, Statement, fill, parts, statements
 
-__all__ = ["Leased", "Mark", "emit", "lease", "list_events", "mark", "replay"]
+__all__ = ["Leased", "Mark", "emit", "lease", "list_events", "list_statement", "mark", "replay"]
 
 _SQL = statements("outbox.sql")
+_PARTS = parts("outbox.sql")
 
 Verdict: TypeAlias = Literal["published", "dead", "again", "released"]
 
@@ -91,9 +93,28 @@ def mark(sink: str, marks: Sequence[Mark], lease_token: int) -> Plan[int]:
     return len(ours)
 
 
-def list_events(filters: Mapping[str, object], demand: int) -> Plan[Sequence[Row]]:
-    """Read events, newest first."""
-    return (yield _SQL["list_events"](**filters, demand=demand))
+def list_events(wanted: Mapping[str, object], demand: int) -> Plan[Sequence[Row]]:
+    """Read events, newest first. `wanted` has `instance_id`, `sink`, `state` and `before`; `None`: any."""
+    given = frozenset(name for name, value in wanted.items() if value is not None)
+    return (yield list_statement(given, str(wanted["state"] or "any_state"))(**wanted, demand=demand))
+
+
+@cache
+def list_statement(given: frozenset[str], state: str) -> Statement:
+    """Compose the statement that lists events by these filters and this state."""
+    # Two indexes have the events of an instance: of unpublished and of published ones.
+    states = (
+        ("unpublished", "published") if (state, given >= {"instance_id"}) == ("any_state", True) else (state,)
+    )
+    fields = "".join(_PARTS[f"on_{name}"] for name in ("instance_id", "sink", "before") if name in given)
+    sources = [
+        fill(
+            _PARTS["events_sorted" if one in ("pending", "unpublished") else "events"],
+            {"conditions": _PARTS[f"on_{one}"] + fields},
+        )
+        for one in states
+    ]
+    return Statement("list_events", fill(_PARTS["list_events"], {"sources": "union all\n".join(sources)}))
 
 
 def replay(ids: Sequence[int], reason: str | None = None, actor: str | None = None) -> Plan[int]:

@@ -80,18 +80,37 @@ update gen_durable.executions e set status = 'DONE'
          where o.instance_id = done.instance_id and o.step_seq = done.step_seq and o.published_at is null
            and o.dead_at is null limit 1) is null
 
--- name: list_events
--- Events filtered by instance, sink and state, newest first.
-select o.id, o.instance_id, o.step_seq, o.n, o.sink, o.type, o.subject, o.data::text as data, o.created_at, o.next_at,
-       o.attempts, o.last_error, o.published_at,
-       case when o.published_at is not null then 'published' when o.dead_at is not null then 'dead' else 'pending' end as state
-  from gen_durable.outbox o
- where (:instance_id::bigint is null or o.instance_id = :instance_id::bigint)
-   and (:sink::text is null or o.sink = :sink::text)
-   and (:state::text is null or :state::text =
-        case when o.published_at is not null then 'published' when o.dead_at is not null then 'dead' else 'pending' end)
-   and (:before::bigint is null or o.id < :before::bigint)
- order by o.id desc limit :demand::int
+-- part: list_events
+-- Events, newest first. outbox.py composes the statement from the given filters, so that each source uses one index.
+select found.id, found.instance_id, found.step_seq, found.n, found.sink, found.type, found.subject, found.data::text as data,
+       found.created_at, found.next_at, found.attempts, found.last_error, found.published_at,
+       case when found.published_at is not null then 'published' when found.dead_at is not null then 'dead' else 'pending' end as state
+  from (
+{sources}
+) found order by found.id desc limit :demand::int
+
+-- part: events
+(select * from gen_durable.outbox o where true {conditions} order by o.id desc limit :demand::int)
+
+-- part: events_sorted
+-- Without an index in the order of ids: `id + 0` keeps the planner from walking the primary key.
+(select * from gen_durable.outbox o where true {conditions} order by o.id + 0 desc limit :demand::int)
+
+-- part: on_instance_id
+and o.instance_id = :instance_id::bigint
+-- part: on_sink
+and o.sink = :sink::text
+-- part: on_before
+and o.id < :before::bigint
+-- part: on_pending
+and o.published_at is null and o.dead_at is null
+-- part: on_dead
+and o.published_at is null and o.dead_at is not null
+-- part: on_unpublished
+and o.published_at is null
+-- part: on_published
+and o.published_at is not null
+-- part: on_any_state
 
 -- name: replay_events
 -- Publish dead or published events again, with the same ids, in the order of their streams.

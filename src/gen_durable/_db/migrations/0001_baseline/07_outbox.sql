@@ -23,6 +23,7 @@ create table gen_durable.outbox (
 
 create index outbox_due on gen_durable.outbox (sink, next_at, id) where published_at is null and dead_at is null;
 create index outbox_order on gen_durable.outbox (instance_id, sink, id) where published_at is null;
+create index outbox_instance on gen_durable.outbox (instance_id, id) where published_at is not null;
 create index outbox_dead on gen_durable.outbox (id) where dead_at is not null;
 create index outbox_published on gen_durable.outbox (published_at) where published_at is not null;
 
