@@ -92,7 +92,14 @@ class Meter:
             await observer.close()
 
     async def measure(self, operation: Operation) -> Figures:
-        """Run the operation once and return its figures."""
+        """Run the operation once and return its figures; again, if the connection was replaced meanwhile."""
+        while True:
+            connects = self._database.connects
+            figures = await self._measure(operation)
+            if self._database.connects == connects:
+                return figures
+
+    async def _measure(self, operation: Operation) -> Figures:
         run = await prepared(operation, self._database, self.observer)
         # Dead rows would add costs that depend on transactions elsewhere on the server: they decide when a page is pruned.
         await self.observer.execute(f"vacuum (index_cleanup on, truncate off) {_TABLES}")

@@ -168,6 +168,7 @@ OPERATIONS: Final = (
     Operation("commit `Retry`", _MANY, _commit("retry", error="no")),
     Operation("commit `Done`", _MANY, _commit("done", payload="1")),
     Operation("commit `Done`, records off", _MANY, _commit("done", Recorder("worker", "off"), payload="1")),
+    Operation("commit `Done`, `keep=False`", _MANY, _commit("done", keep=False, payload="1")),
     Operation("commit `Done`, an event each", _MANY, _commit("done", payload="1", events=(_EVENT,))),
     Operation("commit `Done`, a concurrency key each", _MANY, _commit("done", row=_KEYED, payload="1")),
     Operation("commit `Await`", _MANY, _commit("await", awaits=("paid",))),

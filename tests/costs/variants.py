@@ -37,6 +37,12 @@ class Job(Machine[int, int]):
         return Done(ctx.state)
 
 
+class Deleted(Machine[int, int], keep=False):
+    @step
+    async def run(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state)
+
+
 class Chained(Machine[int, int]):
     @step
     async def run(self, ctx: Context[int]) -> Outcome[int]:
@@ -123,7 +129,7 @@ class Parent(Machine[int, int]):
 
 def machines() -> list[Any]:
     """New objects of all machines. Needs a running event loop."""
-    return [Job, Chained, Suspending(), WithTimeout, InThread(), Emitting, Waiting, Parent]
+    return [Job, Deleted, Chained, Suspending(), WithTimeout, InThread(), Emitting, Waiting, Parent]
 
 
 async def pass_through(ctx: Context[Any], call_next: Any) -> Outcome[Any]:
@@ -155,7 +161,8 @@ def _with_signals(client: Client, count: int) -> None:
 
 PLAIN: Final = (
     Variant("job", _instances(Job)),
-    Variant("chained step", _instances(Chained), _COUNT // _CHAIN * 2, _CHAIN),
+    Variant("job with `keep=False`", _instances(Deleted)),
+    Variant("chained step", _instances(Chained), _COUNT // 2, _CHAIN),
     Variant("job that suspends", lambda client, count: client.insert_all([Spec(Suspending, count)] * count)),
     Variant("job with a timeout", _instances(WithTimeout)),
     Variant(
