@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -46,6 +47,8 @@ class Options:
 
 def compare(home: Path, options: Options) -> Results:
     """Run the comparison and print its tables. Interrupted, it continues with `is_resumed`."""
+    # End through the context managers: a worker that is paused would stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     saved = home / ("quick.json" if options.is_quick else "results.json")
     results = Results.read(saved) if options.is_resumed and saved.exists() else Results()
     home.mkdir(parents=True, exist_ok=True)
