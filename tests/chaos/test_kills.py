@@ -20,7 +20,7 @@ from tests.support.tcp_proxy import (
     FINISH,
     FLUSH,
     INBOX,
-    INSERT,
+    INSERT_PLAIN,
     LOCK_FOR_EFFECT,
     PICK,
     PLAIN,
@@ -91,13 +91,15 @@ POINTS = {
         ),
     ],
     "children": [
-        Point("parked, children not inserted", Fan, Work(rounds=ONE_CHILD), saying(INSERT, after=FLUSH)),
-        Point("before COMMIT", Fan, Work(rounds=ONE_CHILD), saying(COMMIT, after=INSERT)),
+        Point(
+            "parked, children not inserted", Fan, Work(rounds=ONE_CHILD), saying(INSERT_PLAIN, after=FLUSH)
+        ),
+        Point("before COMMIT", Fan, Work(rounds=ONE_CHILD), saying(COMMIT, after=INSERT_PLAIN)),
         Point(
             "before the answer to COMMIT",
             Fan,
             Work(rounds=ONE_CHILD),
-            saying(COMMIT, after=INSERT),
+            saying(COMMIT, after=INSERT_PLAIN),
             "answered",
             lost_leases=None,
         ),

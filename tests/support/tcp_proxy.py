@@ -25,6 +25,7 @@ __all__ = [
     "FLUSH",
     "INBOX",
     "INSERT",
+    "INSERT_PLAIN",
     "LOCK_FOR_EFFECT",
     "PICK",
     "PLAIN",
@@ -59,6 +60,7 @@ UNGATE: Final = "ungate"
 RENEW: Final = "renew"
 REAP: Final = "reap"
 INSERT: Final = "insert"
+INSERT_PLAIN: Final = "insert_plain"
 SIGNAL: Final = "deliver"
 BEGIN: Final = "BEGIN"
 COMMIT: Final = "COMMIT"
