@@ -79,12 +79,16 @@ async def _run(
     worker: Worker, client: Client, variant: Variant, units: int, counted: AbstractContextManager[object]
 ) -> None:
     """Insert the instances while the event loop is blocked; then count until another thread sees that they have ended."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop, ended, engine = asyncio.get_running_loop(), asyncio.Event(), worker._engine
+    assert engine is not None
 
     def watch() -> None:
         while client.count(status=LIVE_STATUSES):
-            time.sleep(0.02)
-        time.sleep(0.1)  # the event loop handles the reply to the last commit
+            time.sleep(0.01)
+        # Until the event loop has handled the reply to the last commit, and what follows from it.
+        while any(runner.in_flight for runner in engine._runners):
+            time.sleep(0.01)
+        time.sleep(0.02)
         loop.call_soon_threadsafe(ended.set)
 
     variant.insert(client, units)
