@@ -17,10 +17,10 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 # went back by 30 minutes twice.
 ROWS = """
 insert into gen_durable.gen_durable
-       (id, fsm, fsm_version, step, status, queue, lease_token, gated, parent_id, parent_round, schedule, correlation_key,
+       (id, fsm, fsm_version, step, rest_step, status, queue, lease_token, gated, parent_id, parent_round, schedule, correlation_key,
         correlation_scope, unique_key, unique_scope, concurrency_key, deleted_at, inserted_at, finished_at)
 overriding system value
-select n, 'M' || n % 2, 1 + n % 3, 's' || n % 4, status, 'q' || n % 5, case when status = 'executing' then 1 end,
+select n, 'M' || n % 2, 1 + n % 3, 's' || n % 4, 's' || n % 4, status, 'q' || n % 5, case when status = 'executing' then 1 end,
        status = 'runnable' and n % 2 = 0, case when n % 6 = 0 then n % 4 end, case when n % 6 = 0 then 1 end,
        case when n % 8 = 0 then 'nightly' end,
        case when n % 11 = 0 then 'c' || n % 2 end, case when n % 11 = 0 then '{}'::gen_durable.durable_status[] end,

@@ -98,6 +98,18 @@ CANCELS = [
         ],
     ),
     Mutant(
+        name="a cancelled outcome leaves the step that searches read",
+        scenario=cancels.cancel_and_commit(outcome(1, "next")),
+        reason="a search by step does not find a resting row",
+        changes=[
+            Change(
+                "commit_plain",
+                "rest_step = case when g.cancel_requested_at is not null then g.step",
+                "rest_step = case when g.cancel_requested_at is not null then g.rest_step",
+            )
+        ],
+    ),
+    Mutant(
         name="a cancelled outcome moves its instance",
         scenario=cancels.cancel_and_commit(outcome(1, "next")),
         reason="it changed its instance",

@@ -48,6 +48,8 @@ def check_answers(before: World, after: World, sessions: Collection[Session]) ->
 def check_traces(before: World, after: World) -> None:
     """Invariants of the end: ended instances leave exactly their execution records."""
     for id, row in after.instances.items():
+        is_live = row["status"] in ("runnable", "executing")
+        require(is_live or row["rest_step"] == row["step"], "a search by step does not find a resting row")
         if row["status"] in TERMINAL:
             require(not [s for s in after.signals if s["target_id"] == id], "the inbox of the ended is left")
         had = before.instances.get(id)

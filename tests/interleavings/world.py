@@ -123,7 +123,10 @@ def reset(tables: Iterable[str], setup: Iterable[str]) -> str:
 
 def instance(id: int, status: str = "runnable", **columns: Any) -> str:
     """An instance of machine F. A `timedelta` is relative to now."""
-    return _insert("gen_durable", {"id": id, "fsm": "F", "step": "s", "status": status, **columns})
+    row = {"id": id, "fsm": "F", "step": "s", "status": status, **columns}
+    if status not in ("runnable", "executing"):
+        row["rest_step"] = row["step"]
+    return _insert("gen_durable", row)
 
 
 def leased(id: int, **columns: Any) -> str:

@@ -10,12 +10,12 @@
 --   18       keyed: 1,000 keys of ten rows, the first of a key executes, the others are due, half of them gated
 --   19       parents (1,000), executing (2,000), and due at times to come (7,000)
 insert into gen_durable.gen_durable
-       (id, fsm, step, status, state, result, queue, priority, eligible_at, step_seq, execution, awaits, await_deadline,
+       (id, fsm, step, rest_step, status, state, result, queue, priority, eligible_at, step_seq, execution, awaits, await_deadline,
         has_signals, lease_token, lease_expires_at, leased_at, locked_by, concurrency_key, concurrency_slot, gated,
         parent_id, parent_round, spawn_round, children_pending, correlation_key, correlation_scope, unique_key, unique_scope,
         inserted_at, finished_at)
 overriding system value
-select n, 'Machine' || n % 3, 'step', status, jsonb_build_object('order', n, 'note', repeat('x', 60)),
+select n, 'Machine' || n % 3, step, step, status, jsonb_build_object('order', n, 'note', repeat('x', 60)),
        case when is_ended then '{"ok": true}'::jsonb end,
        case when kind = 18 then 'keyed' else 'q' || m % 4 end,
        case when kind between 8 and 11 then m % 3 * 10 else 0 end,
@@ -45,7 +45,8 @@ select n, 'Machine' || n % 3, 'step', status, jsonb_build_object('order', n, 'no
                when m < 1000 then 'awaiting_children' when m < 3000 then 'executing' else 'runnable' end
           ::gen_durable.durable_status as status) labelled
  cross join lateral (
-   select status = 'executing' as is_executing, status in ('done', 'failed') as is_ended) flags;
+   select status = 'executing' as is_executing, status in ('done', 'failed') as is_ended,
+          case when n % 2000 = 7 then 'rare' else 'step' end as step) more;
 
 select setval('gen_durable.gen_durable_id_seq', 200000);
 

@@ -37,6 +37,9 @@ committed as (
   update gen_durable.gen_durable g
      set status = case when g.cancel_requested_at is null then o.status else 'cancelled' end,
          step = case when g.cancel_requested_at is null and o.step is not null then o.step else g.step end,
+         -- Unchanged by a chained commit, which would not be HOT otherwise.
+         rest_step = case when g.cancel_requested_at is not null then g.step
+                          when o.status in ('runnable', 'executing') then g.rest_step else coalesce(o.step, g.step) end,
          state = case when g.cancel_requested_at is null and o.status <> 'done' and o.payload is not null
                       then o.payload::jsonb else g.state end,
          result = case when g.cancel_requested_at is null and o.status = 'done' then o.payload::jsonb end,

@@ -67,6 +67,7 @@ reaped as (
   update gen_durable.gen_durable g
      set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
                        when g.crash_count >= :crash_limit::int - 1 then 'failed' else 'runnable' end,
+         rest_step = g.step,
          last_error = case when g.cancel_requested_at is null and g.crash_count >= :crash_limit::int - 1
                            then format('poison: the process died %s times in step %s', least(g.crash_count, 2147483646) + 1, g.step)
                            else g.last_error end,

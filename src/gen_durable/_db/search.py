@@ -29,9 +29,8 @@ _BY_FIELD: Final = {
     "schedule": ("by_schedule",),
     "concurrency_key": ("by_concurrency_key", "runnable_by_concurrency_key", "executing"),
 }
-# Fields of the index of resting rows. Without one of them, a page walks the primary key: also by step alone. No index
-# contains the step, because a chained commit changes it.
-_INDEXED: Final = frozenset({"fsms", "version", "statuses", "queue"})
+# Fields of the index of resting rows. Without one of them, a page walks the primary key.
+_INDEXED: Final = frozenset({"fsms", "version", "statuses", "queue", "steps"})
 # Sources that no index has in the order of ids.
 _UNORDERED: Final = frozenset(
     {"by_parent", "runnable", "runnable_of_machines", "gated", "runnable_by_concurrency_key"}
@@ -42,7 +41,9 @@ _REPLACED: Final[Mapping[str, Mapping[str, str]]] = {
     "runnable": {"on_statuses": "", "without_deleted": "without_deleted_live"},
     "runnable_of_machines": {"on_statuses": "", "on_fsms": "", "without_deleted": "without_deleted_live"},
     "gated": {"on_statuses": ""},
-    "resting": dict.fromkeys(("on_fsms", "on_version", "on_statuses", "on_queue", "without_deleted"), ""),
+    "resting": dict.fromkeys(
+        ("on_fsms", "on_version", "on_statuses", "on_queue", "on_steps", "without_deleted"), ""
+    ),
 }
 
 
@@ -131,7 +132,7 @@ def _sources(given: tuple[str, ...], statuses: frozenset[str] | None, *, is_page
             return list(sources)
     if "only_deleted" in given:
         return ["deleted", "deleted_live"]
-    if not _INDEXED & set(given) and (is_page or {"inserted_after", "inserted_before", "steps"} & set(given)):
+    if not _INDEXED & set(given) and (is_page or {"inserted_after", "inserted_before"} & set(given)):
         return ["by_id"]
     chosen = []
     if statuses is None or "runnable" in statuses:

@@ -5,7 +5,7 @@
 --   by_id                         without a filter other than time, newest first
 --   by_correlation_key …          by key, parent or schedule: the most selective filter
 --   runnable, gated, executing    live rows, if the wanted statuses include them. The runnable ones are sorted, so they are all read
---   resting                       parked and ended rows by machine, queue, version and status
+--   resting                       parked and ended rows by machine, queue, version, status and step
 --   deleted …                     soft-deleted rows, if they are wanted
 
 -- name: bounds
@@ -127,37 +127,39 @@ select g.fsm, g.status, g.id from gen_durable.gen_durable g
 select one.* from (select * from groups where true {group_conditions}) groups cross join lateral (
   select g.fsm, g.status, g.id from gen_durable.gen_durable g
    where g.fsm collate "C" = groups.fsm and g.queue = groups.queue and g.fsm_version = groups.fsm_version
-     and g.status = groups.status and g.status not in ('runnable', 'executing') and g.deleted_at is null
+     and g.status = groups.status and g.rest_step = groups.rest_step
+     and g.status not in ('runnable', 'executing') and g.deleted_at is null
      {conditions} {newest}) one
 
 -- part: groups
--- The groups of resting rows, by a skip scan: one probe per machine, queue, version and status.
+-- The groups of resting rows, by a skip scan: one probe per machine, queue, version, status and step.
 with recursive groups as (
-  (select g.fsm, g.queue, g.fsm_version, g.status from gen_durable.gen_durable g
+  (select g.fsm, g.queue, g.fsm_version, g.status, g.rest_step from gen_durable.gen_durable g
     where g.status not in ('runnable', 'executing') and g.deleted_at is null
-    order by g.fsm collate "C", g.queue, g.fsm_version, g.status limit 1)
+    order by g.fsm collate "C", g.queue, g.fsm_version, g.status, g.rest_step limit 1)
   union all
   select next.* from groups cross join lateral (
-    select g.fsm, g.queue, g.fsm_version, g.status from gen_durable.gen_durable g
+    select g.fsm, g.queue, g.fsm_version, g.status, g.rest_step from gen_durable.gen_durable g
      where g.status not in ('runnable', 'executing') and g.deleted_at is null
-       and (g.fsm collate "C", g.queue, g.fsm_version, g.status)
-           > (groups.fsm collate "C", groups.queue, groups.fsm_version, groups.status)
-     order by g.fsm collate "C", g.queue, g.fsm_version, g.status limit 1) next
+       and (g.fsm collate "C", g.queue, g.fsm_version, g.status, g.rest_step)
+           > (groups.fsm collate "C", groups.queue, groups.fsm_version, groups.status, groups.rest_step)
+     order by g.fsm collate "C", g.queue, g.fsm_version, g.status, g.rest_step limit 1) next
 )
 
 -- part: groups_of_machines
 -- The same of the given machines only.
 with recursive groups as (
   select first.* from (select distinct given.fsm from unnest(:fsms::text[]) as given (fsm)) machine cross join lateral (
-    select g.fsm, g.queue, g.fsm_version, g.status from gen_durable.gen_durable g
+    select g.fsm, g.queue, g.fsm_version, g.status, g.rest_step from gen_durable.gen_durable g
      where g.status not in ('runnable', 'executing') and g.deleted_at is null and g.fsm collate "C" = machine.fsm
-     order by g.queue, g.fsm_version, g.status limit 1) first
+     order by g.queue, g.fsm_version, g.status, g.rest_step limit 1) first
   union all
   select next.* from groups cross join lateral (
-    select g.fsm, g.queue, g.fsm_version, g.status from gen_durable.gen_durable g
+    select g.fsm, g.queue, g.fsm_version, g.status, g.rest_step from gen_durable.gen_durable g
      where g.status not in ('runnable', 'executing') and g.deleted_at is null and g.fsm collate "C" = groups.fsm
-       and (g.queue, g.fsm_version, g.status) > (groups.queue, groups.fsm_version, groups.status)
-     order by g.queue, g.fsm_version, g.status limit 1) next
+       and (g.queue, g.fsm_version, g.status, g.rest_step)
+           > (groups.queue, groups.fsm_version, groups.status, groups.rest_step)
+     order by g.queue, g.fsm_version, g.status, g.rest_step limit 1) next
 )
 
 -- Conditions, by the field of the filter.
@@ -205,3 +207,5 @@ and groups.fsm_version = :version::int
 and groups.status = any (:statuses::text[]::gen_durable.durable_status[])
 -- part: group_queue
 and groups.queue = :queue::text
+-- part: group_steps
+and groups.rest_step = any (:steps::text[])

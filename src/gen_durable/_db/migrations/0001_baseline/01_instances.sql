@@ -19,6 +19,8 @@ create table gen_durable.gen_durable (
   fsm                 text not null,                      -- name of the machine
   fsm_version         int not null default 1,
   step                text not null,                      -- the step to run next, or running now
+  rest_step           text not null default '',           -- the step at which the row parked or ended last. Indexes contain this
+                                                          -- column and not `step`, which a chained commit changes
   status              gen_durable.durable_status not null default 'runnable',
   state               jsonb not null default '{}',
   result              jsonb,                              -- of a done instance
@@ -150,7 +152,7 @@ create index gen_durable_deleted_live on gen_durable.gen_durable (id) where dele
 create index gen_durable_schedule on gen_durable.gen_durable (schedule, id) where schedule is not null;
 create index gen_durable_schedule_live on gen_durable.gen_durable (schedule) where schedule is not null and finished_at is null;
 -- Lists and counts of parked and ended rows.
-create index gen_durable_resting on gen_durable.gen_durable (fsm collate "C", queue, fsm_version, status, id)
+create index gen_durable_resting on gen_durable.gen_durable (fsm collate "C", queue, fsm_version, status, rest_step, id)
   where status not in ('runnable', 'executing') and deleted_at is null;
 
 -- Machines that workers have registered: defaults for SQL producers, and the dead-letter job for the reaper.

@@ -48,7 +48,7 @@ begin
    where g.id = any (live.ids) and (select s.audit from gen_durable.settings s) >= 'failures';
   update gen_durable.gen_durable g
      set execution = g.execution + (g.status <> 'executing')::int,
-         status = 'cancelled', finished_at = statement_timestamp(), updated_at = statement_timestamp(),
+         status = 'cancelled', rest_step = g.step, finished_at = statement_timestamp(), updated_at = statement_timestamp(),
          lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null, leased_at = null,
          started_at = null, presented = null, gated = false, rate_turn_at = null, children_pending = 0
    where g.id = any (ending);
@@ -243,7 +243,8 @@ begin
     perform gen_durable.raise_key_conflict(retried, 'retry', 'runnable');
   end;
   -- Count all live children, not only the retried ones: a child may have been retried while its parent executed.
-  update gen_durable.gen_durable p set status = 'awaiting_children', children_pending = live.children, gated = false
+  update gen_durable.gen_durable p
+     set status = 'awaiting_children', rest_step = p.step, children_pending = live.children, gated = false
     from (select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
            where child.parent_id = any (retried || parked) and child.status not in ('done', 'failed', 'cancelled')
            group by child.parent_id, child.parent_round) live
