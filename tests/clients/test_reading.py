@@ -14,8 +14,8 @@ from tests.clients.machines import Checkout, Double, Family, Number, Order, Ping
 
 async def finish(db: Any, id: int, status: str = "done") -> None:
     await db.execute(
-        "update gen_durable.gen_durable set status = $2::text::gen_durable.durable_status, finished_at = now()"
-        " where id = $1",
+        "update gen_durable.gen_durable"
+        "   set status = $2::text::gen_durable.durable_status, rest_step = step, finished_at = now() where id = $1",
         id,
         status,
     )
