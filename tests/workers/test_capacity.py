@@ -107,6 +107,22 @@ def test_execution_that_stops_waiting_gets_no_capacity() -> None:
         assert capacity.reserve() == 1
 
 
+def test_chained_step_uses_capacity_that_a_pick_has_reserved() -> None:
+    """A step that is chained during a pick takes reserved capacity, and the pick returns no row."""
+    budget = Budget(3)
+    capacity = SharedCapacity(2, budget, 1)
+    reserved = capacity.reserve()
+    assert reserved == 2
+    assert capacity.acquire("chained")
+    capacity.unreserve(reserved)
+    assert budget.free == 2
+    assert [capacity.acquire(name) for name in ("second", "third")] == [True, False]
+    capacity.leave("third")
+    capacity.release()
+    capacity.release()
+    assert budget.free == 3
+
+
 async def test_budget_is_conserved() -> None:
     """Steps of three queues acquire and release in any order: never more than the budget, and all run."""
     budget = Budget(3)

@@ -151,6 +151,8 @@ class SharedCapacity(Capacity):
         return granted
 
     def unreserve(self, count: int) -> None:
+        # Steps that were chained during the pick may have used some of it.
+        count = min(count, self._reserved)
         if count:
             # Not denied: otherwise the budget would offer the same capacity to this queue again.
             self.is_denied = False
