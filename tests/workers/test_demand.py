@@ -18,6 +18,7 @@ from gen_durable import (
     Next,
     Outcome,
     Queue,
+    RateLimit,
     Settings,
     SettingsError,
     Spec,
@@ -30,7 +31,7 @@ from gen_durable._runtime.pick_source import FromQueue
 from gen_durable.cli.options import prefix, queue
 from gen_durable.telemetry import PickStop, SchedulerDrain, SchedulerSaturation
 from tests.support.settings import CALM
-from tests.support.waiting import Events, happens, holds
+from tests.support.waiting import PATIENCE, Events, happens, holds
 
 HASTY = msgspec.structs.replace(CALM, drain_timeout=timedelta(milliseconds=100))
 BY_STATUS = "select status::text, count(*) from gen_durable.gen_durable group by status"
@@ -138,6 +139,33 @@ async def test_picks_of_a_backlog_wait_for_half_of_the_capacity(
             await worker.wait(ref)
         demands = [event.demand for event in events.of(PickStop) if event.count]
     assert min(demands) >= 10, demands
+
+
+async def test_capacity_freed_during_a_pick_starts_a_row_with_a_rate_limit(
+    durable_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pick is sent without capacity, so it leaves the row. The only step ends before the pick returns."""
+    gate = Gate()
+    gate.full_at = 1
+    pick = FromQueue.pick
+
+    def slow_pick(self: FromQueue, request: PickRequest) -> Plan[Picked]:
+        picked = yield from pick(self, request)
+        if picked.is_awaiting_capacity:
+            gate.may_go.set()
+            yield Statement("slow", "select pg_sleep(0.5)")()
+        return picked
+
+    monkeypatch.setattr(FromQueue, "pick", slow_pick)
+    limit = RateLimit("crm", 10, timedelta(seconds=1))
+    queues = {"default": Queue(concurrency=1, prefetch=1)}
+    async with Worker([gate], dsn=durable_dsn, settings=CALM, limits=[limit], queues=queues) as worker:
+        first = await worker.insert(Gate)
+        await happens(gate.is_full)
+        second = await worker.insert(Gate, rate_limit="crm")
+        for ref in (first, second):
+            await worker.wait(ref, timeout=PATIENCE)
+    assert gate.begun == 2
 
 
 async def test_demand_below_min_demand_waits_one_poll_interval(durable_dsn: str) -> None:

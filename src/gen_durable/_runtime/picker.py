@@ -122,7 +122,10 @@ class Picker(Service):
         if not passed:
             self._admission.finish()
         if picked.is_awaiting_capacity:
-            return None
+            # Capacity that became free during the pick has not woken this picker.
+            free = self._capacity.reserve()
+            self._capacity.unreserve(free)
+            return timedelta(0) if free else None
         return timedelta(0) if self._may_have_more or passed else self._pause()
 
     def stop(self) -> None:
