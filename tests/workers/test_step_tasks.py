@@ -81,6 +81,42 @@ async def test_steps_do_not_see_context_variables_of_other_steps(durable_dsn: st
     assert [one.result for one in ended] == [None] * 50
 
 
+class Incomparable:
+    """Like an array: whether two of them are equal is not a bool."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+async def test_context_variable_with_a_value_that_cannot_be_compared(durable_dsn: str) -> None:
+    array: ContextVar[Incomparable] = ContextVar("array")
+    first = Incomparable()
+    array.set(first)
+
+    class Computing(Machine[None, bool]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[bool]:
+            seen = array.get()
+            array.set(Incomparable())
+            return Done(seen is first)
+
+    ended = await run_all(Computing(), durable_dsn, [Spec(Computing) for _ in range(50)])
+    assert [one.result for one in ended] == [True] * 50
+
+
+async def test_steps_run_on_a_loop_with_a_task_factory(durable_dsn: str) -> None:
+    """A factory without the argument `context`, as before Python 3.11."""
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(lambda loop, coroutine: asyncio.Task(coroutine, loop=loop))  # type: ignore[arg-type]
+    try:
+        ended = await run_all(Tasks(), durable_dsn, [Spec(Tasks, number % 2 == 0) for number in range(10)])
+    finally:
+        loop.set_task_factory(None)
+    assert [one.status for one in ended] == [Status.DONE] * 10
+
+
 async def test_event_loop_gets_its_turn_between_many_steps(
     durable_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

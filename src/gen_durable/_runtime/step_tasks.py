@@ -58,7 +58,8 @@ class StepTasks:
     def _start_tasks(self) -> None:
         until = time.monotonic() + _TIME_SLICE
         for _ in range(min(self._count, len(self._ready))):
-            task = self._loop.create_task(self._run_ready(until), context=self._contextvars.copy())
+            # Not by the loop's task factory: an eager one would run the steps here, within the caller.
+            task = asyncio.Task(self._run_ready(until), loop=self._loop, context=self._contextvars.copy())
             task.add_done_callback(self._on_ended)
             self._tasks.add(task)
             # Called when the task has suspended, or after it has ended.
@@ -89,7 +90,11 @@ class StepTasks:
                     return
                 self._count = 1
                 # The next step must not see what this one has left.
-                if contextvars.copy_context() != variables or task.cancelling() or time.monotonic() > until:
+                try:
+                    has_left = contextvars.copy_context() != variables
+                except Exception:  # noqa: BLE001 - it has set a variable, to a value that cannot be compared
+                    return
+                if has_left or task.cancelling() or time.monotonic() > until:
                     return
         finally:
             self._on_pause()
