@@ -10,7 +10,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from gen_durable import AsyncClient, Context, Done, Machine, Next, Outcome, Queue, Spec, Status, Worker, step
+from gen_durable import (
+    AsyncClient,
+    Context,
+    Done,
+    Machine,
+    Next,
+    Outcome,
+    Queue,
+    Spec,
+    Status,
+    Transaction,
+    Worker,
+    step,
+)
 from gen_durable._running import running
 from gen_durable._runtime import step_tasks
 from tests.support.settings import CALM, FAST
@@ -109,7 +122,7 @@ async def test_context_variable_with_a_value_that_cannot_be_compared(durable_dsn
 async def test_steps_run_on_a_loop_with_a_task_factory(durable_dsn: str) -> None:
     """A factory without the argument `context`, as before Python 3.11."""
     loop = asyncio.get_running_loop()
-    loop.set_task_factory(lambda loop, coroutine: asyncio.Task(coroutine, loop=loop))  # type: ignore[arg-type]
+    loop.set_task_factory(lambda loop, coroutine: asyncio.Task(coroutine, loop=loop))
     try:
         ended = await run_all(Tasks(), durable_dsn, [Spec(Tasks, number % 2 == 0) for number in range(10)])
     finally:
@@ -238,3 +251,56 @@ async def test_commit_acknowledged_after_the_drain_starts_no_step(
     assert events.seen
     row = await db.fetchrow("select status::text, step, attempt from gen_durable.gen_durable")
     assert tuple(row) == ("runnable", "second", 0)
+
+
+class Failing(Machine[str, None]):
+    """The effect of its step fails when `may_fail` is set. The effect of its handler ends when `may_go` is set."""
+
+    def __init__(self) -> None:
+        self.is_in_effect, self.may_fail, self.is_handled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.may_go = asyncio.Event()
+
+    @step
+    async def run(self, ctx: Context[str]) -> Outcome[None]:
+        if ctx.state == "fails":
+            return Done(effect=self.fail)
+        if ctx.state == "lets fail":
+            self.may_fail.set()
+            await asyncio.sleep(0.3)
+        if self.is_handled.is_set():
+            self.may_go.set()
+        return Done()
+
+    async def fail(self, tx: Transaction) -> None:
+        self.is_in_effect.set()
+        await self.may_fail.wait()
+        raise ValueError("refused")
+
+    async def wait(self, tx: Transaction) -> None:
+        await self.may_go.wait()
+
+    async def handle(self, error: Exception, ctx: Context[str]) -> Outcome[None]:
+        await asyncio.sleep(0.3)
+        self.is_handled.set()
+        return Done(effect=self.wait)
+
+
+async def test_effect_that_fails_after_the_drain_is_not_handled(durable_dsn: str, db: Any) -> None:
+    machine = Failing()
+    async with Worker([machine], dsn=durable_dsn, settings=HASTY) as worker:
+        await worker.insert(Failing, "fails")
+        await happens(machine.is_in_effect)
+        asyncio.get_running_loop().call_later(0.5, machine.may_fail.set)
+    assert not machine.is_handled.is_set()
+    row = await db.fetchrow("select status::text, step, attempt, crash_count from gen_durable.gen_durable")
+    assert tuple(row) == ("runnable", "run", 0, 0)
+
+
+async def test_capacity_of_a_handler_is_free_during_its_effect(durable_dsn: str) -> None:
+    """The handler waits for capacity until the second step ends. The third one starts during its effect."""
+    machine = Failing()
+    async with AsyncClient(durable_dsn, settings=CALM) as client:
+        refs = await client.insert_all([Spec(Failing, state) for state in ("fails", "lets fail", "lets go")])
+    async with Worker([machine], dsn=durable_dsn, settings=CALM, queues={"default": 1}) as worker:
+        ended = await worker.wait_all(refs, timeout=PATIENCE)
+    assert [one.status for one in ended] == [Status.DONE] * 3

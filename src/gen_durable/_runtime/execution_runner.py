@@ -359,6 +359,9 @@ class ExecutionRunner:
         self, one: InFlight, handling: Coroutine[Any, Any, CommitEntry], started: float
     ) -> CommitEntry:
         """Await the handler of a failed effect while holding capacity."""
+        if self._is_drained:
+            handling.close()
+            return release(one.execution)
         one.granted = self._loop.create_future()
         try:
             if self.capacity.acquire(one):
@@ -376,7 +379,10 @@ class ExecutionRunner:
             # `cancel` has ended the wait.
             handling.close()
             return release(one.execution)
-        return await self._in_step(one, handling, started)
+        try:
+            return await self._in_step(one, handling, started)
+        finally:
+            self.on_capacity_freed()
 
     def _on_effect_ended(self, one: InFlight, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is not None:
