@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gen_durable._core.model import Committed, Execution
+from gen_durable._core.settle import no_handler
 from gen_durable._db import lease
 from gen_durable._db.pool import Database
 from tests.support.engine_plans import LEASE, entry, flushed, inserted, new, picked
@@ -51,6 +52,25 @@ async def test_execution_counter_at_its_maximum_does_not_stop_an_instance(
         "executing",
         "executing",
     ]
+
+
+@pytest.mark.parametrize("is_leased", [True, False])
+async def test_execution_counter_at_its_maximum_does_not_stop_a_cancel(
+    database: Database, sql: Any, *, is_leased: bool
+) -> None:
+    (id,) = await inserted(database, new())
+    await sql.execute("update gen_durable.gen_durable set execution = $1", LARGEST)
+    if is_leased:
+        await picked(database)
+    assert await sql.fetchval("select gen_durable.cancel($1::bigint, force => true)", id) == "cancelled"
+
+
+async def test_attempts_at_their_maximum_do_not_stop_a_dead_letter(database: Database, sql: Any) -> None:
+    await inserted(database, new())
+    await sql.execute("update gen_durable.gen_durable set attempt = $1", LARGEST)
+    (execution,) = await picked(database)
+    (result,) = await flushed(database, [no_handler(execution)])
+    assert result == Committed("failed")
 
 
 async def statuses(database: Database, executions: list[Execution], kinds: list[str]) -> list[str]:

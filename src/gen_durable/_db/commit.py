@@ -339,7 +339,9 @@ def _insert_dead_letters(entries: Sequence[CommitEntry], groups: Rows) -> Plan[s
     queues: set[str] = set()
     if letters := [entry.letter for entry in failed if entry.letter is not None]:
         queues |= yield from insert_dead_letters(letters)
-    if unknown := {entry.id: entry.execution.attempt + 1 for entry in failed if entry.leaves_letter}:
+    if unknown := {
+        entry.id: min(entry.execution.attempt, _MAX_INT - 1) + 1 for entry in failed if entry.leaves_letter
+    }:
         queues |= yield from dead_letter_failed(unknown)
     return queues
 

@@ -36,18 +36,19 @@ begin
    where g.id = any (live.ids);
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
                                       leased_at, lease_expires_at, started_at, finished_at)
-  select g.id, g.step_seq + 1, g.execution + (g.status <> 'executing')::int, g.attempt, 'ABORTED', 'cancelled', g.step,
-         g.locked_by, g.leased_at, g.lease_expires_at, g.started_at, statement_timestamp()
+  select g.id, g.step_seq + 1, g.execution + (g.status <> 'executing' and g.execution < 2147483647)::int, g.attempt, 'ABORTED',
+         'cancelled', g.step, g.locked_by, g.leased_at, g.lease_expires_at, g.started_at, statement_timestamp()
     from gen_durable.gen_durable g where g.id = any (ending);
   insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
   select g.id, case when g.id = any (ending) then 'cancelled' else 'cancel_requested' end, actor, reason,
          case when g.id = any (ending) then jsonb_strip_nulls(jsonb_build_object(
-           'step', g.step, 'step_seq', g.step_seq + 1, 'execution', g.execution + (g.status <> 'executing')::int,
-           'attempt', g.attempt, 'worker', g.locked_by)) end
+           'step', g.step, 'step_seq', g.step_seq + 1,
+           'execution', g.execution + (g.status <> 'executing' and g.execution < 2147483647)::int, 'attempt', g.attempt,
+           'worker', g.locked_by)) end
     from gen_durable.gen_durable g
    where g.id = any (live.ids) and (select s.audit from gen_durable.settings s) >= 'failures';
   update gen_durable.gen_durable g
-     set execution = g.execution + (g.status <> 'executing')::int,
+     set execution = g.execution + (g.status <> 'executing' and g.execution < 2147483647)::int,
          status = 'cancelled', rest_step = g.step, finished_at = statement_timestamp(), updated_at = statement_timestamp(),
          lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null, leased_at = null,
          started_at = null, presented = null, gated = false, rate_turn_at = null, children_pending = 0
