@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import asyncpg
 import msgspec
 import pytest
 
@@ -30,11 +31,13 @@ from gen_durable import (
     job,
     step,
 )
+from gen_durable._db.collect import collect_done
+from gen_durable._db.runner import run_asyncpg
 from gen_durable.errors import OptionError
 from gen_durable.telemetry import OutcomeStale, StepStop
 from tests.support.settings import FAST
 from tests.support.tcp_proxy import COMMIT, FLUSH, Match, Proxy, Verdict, saying
-from tests.support.waiting import holds
+from tests.support.waiting import Events, holds
 
 LEFT = """select (select count(*) from gen_durable.gen_durable) + (select count(*) from gen_durable.signals)
                + (select count(*) from gen_durable.executions) + (select count(*) from gen_durable.audit_events)"""
@@ -198,6 +201,56 @@ async def test_lost_reply_to_the_delete_is_not_a_lost_lease(
     assert runs == [7]
     assert [one.kind for one in seen if isinstance(one, StepStop)] == ["done"]
     assert not [one for one in seen if isinstance(one, OutcomeStale)]
+
+
+DEADLOCK_ONCE = """
+create sequence public.deletions;
+create function public.deadlock_once() returns trigger language plpgsql as $$
+begin
+  if nextval('public.deletions') = 1 then
+    raise exception 'deadlock' using errcode = '40P01';
+  end if;
+  return old;
+end $$;
+create trigger deadlock_once before delete on gen_durable.signals for each row execute function public.deadlock_once()"""
+
+
+@pytest.mark.parametrize("problem", ["lock", "deadlock"])
+@pytest.mark.parametrize("keep", [True, False])
+async def test_inbox_that_is_not_deleted_does_not_make_the_end_stale(
+    durable_dsn: str, db: Any, *, keep: bool, problem: str
+) -> None:
+    """The end is committed before its inbox is deleted."""
+    locker = await asyncpg.connect(durable_dsn)
+    if problem == "deadlock":
+        await db.execute(DEADLOCK_ONCE)
+
+    @job("keep.signalled", keep=keep)
+    async def signalled(number: int, ctx: Context[int]) -> None:
+        await db.execute("select gen_durable.signal($1::bigint, 'late')", ctx.id)
+        if problem == "lock":
+            await locker.execute("begin; select from gen_durable.signals for update")
+
+    async with Worker([signalled], dsn=durable_dsn, settings=FAST) as worker:
+        events = Events(worker)
+        await worker.insert(signalled, 1)
+        await events.wait(StepStop)
+        await locker.close(timeout=5)
+    assert not events.of(OutcomeStale)
+
+
+async def test_delete_of_a_read_instance_skips_a_locked_row(durable_dsn: str, db: Any) -> None:
+    """The poller of all waits runs it: it must not wait for the transaction of a caller."""
+    locker = await asyncpg.connect(durable_dsn)
+    await db.execute(
+        """insert into gen_durable.gen_durable (id, fsm, step, rest_step, status, finished_at) overriding system value
+           select n, 'M', 's', 's', 'done', now() from generate_series(1, 2) as n"""
+    )
+    await locker.execute("begin; select from gen_durable.gen_durable where id = 1 for no key update")
+    await db.execute("set lock_timeout = '100ms'")
+    await run_asyncpg(db, collect_done([1, 2]), "gen_durable")
+    await locker.close(timeout=5)
+    assert await db.fetch("select id from gen_durable.gen_durable") == [(1,)]
 
 
 def test_subclasses_inherit_the_option() -> None:

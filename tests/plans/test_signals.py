@@ -64,4 +64,4 @@ async def test_delivery_counts_a_full_inbox_by_index(explainer: Explainer) -> No
 @pytest.mark.parametrize("batch", [1, 100])
 async def test_sweep_of_inboxes(explainer: Explainer, batch: int) -> None:
     (found,) = await explainer.explain(signals.sweep(PARKED[:batch]))
-    check(found, {"signals_target", "signals_dedup"}, blocks=20 + 8 * batch)
+    check(found, {"signals_target", "signals_dedup"}, blocks=20 + 10 * batch)

@@ -119,12 +119,12 @@ select coalesce(array_agg(number)::text, '{}') as numbers, array_agg(id) filter 
 
 -- name: collect_done
 -- The same for rows that an earlier statement of the transaction has made done, and for rows that were kept for a waiting client.
--- Rows that occupy a key are stripped.
+-- Rows that occupy a key are stripped. SKIP LOCKED: the poller of all waits must not wait for a caller's transaction.
 with due as materialized (
   select g.id, {is_free} as is_free
     from gen_durable.gen_durable g
    where g.id = any (:ids::bigint[]) and g.status = 'done'
-   order by g.id desc for update of g
+   order by g.id desc for update of g skip locked
 ), {collected}, {stripped}, {signals}, {history}
 select (select count(*) from collected) as deleted, (select count(*) from stripped) as stripped
 

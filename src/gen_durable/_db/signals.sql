@@ -23,7 +23,11 @@ select m.correlation_key = :correlation_key::text and m.signal = :signal::text a
 -- name: sweep
 -- Delete the inboxes of ended instances: no step reads them, and deliver() does not add to them. A separate statement, so that it
 -- sees signals that were delivered while the commit waited for the row. The two conditions together match every signal; each
--- matches an index.
-delete from gen_durable.signals s
- where s.target_id = any (:ids::bigint[]) and s.consumed_seq is null
-    or s.target_id = any (:ids::bigint[]) and s.dedup_key is not null
+-- matches an index. SKIP LOCKED: the end of the instances may be committed already. The collector deletes what is left.
+with unlocked as materialized (
+  select s.ctid from gen_durable.signals s
+   where s.target_id = any (:ids::bigint[]) and s.consumed_seq is null
+      or s.target_id = any (:ids::bigint[]) and s.dedup_key is not null
+     for update skip locked
+)
+delete from gen_durable.signals s using unlocked where s.ctid = unlocked.ctid

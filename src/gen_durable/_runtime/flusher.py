@@ -124,22 +124,23 @@ class Flusher:
     async def _flush(self, batch: list[_Waiting], *, maybe_committed: bool = False) -> None:
         """Commit a batch.
 
-        `maybe_committed`: a lost connection may have committed these outcomes, so a stale result has to be confirmed.
+        `maybe_committed`: a failed attempt may have committed these outcomes, so a stale result has to be confirmed.
         """
         waiters = {id(entry): acknowledge for entry, acknowledge in batch}
         pending = commits.in_lock_order(entry for entry, _ in batch)
         if deletable := commits.deletable(pending, self._recorder):
             try:
                 pending = await self._delete(deletable, pending, waiters)
-            except StatementError as error:
+            except StatementError:
                 # The general commit below meets the same error, and recovers from it.
-                maybe_committed = maybe_committed or is_outage(error)
+                maybe_committed = True
         breaks = 0
         while pending:
             try:
                 report = await self._send(pending)
             except StatementError as error:
-                maybe_committed = maybe_committed or is_outage(error)
+                # Without a transaction, the first statement may be committed, and a later one have failed.
+                maybe_committed = True
                 pending = await self._recover(error, pending, waiters, maybe_committed=maybe_committed)
                 breaks += is_break(error)
                 if breaks == _MAX_BREAKS:
@@ -153,7 +154,7 @@ class Flusher:
                 return
 
     async def _confirm(self, entries: list[CommitEntry], results: list[CommitResult]) -> list[CommitResult]:
-        """Replace stale results of outcomes that a lost connection has committed."""
+        """Replace stale results of outcomes that a failed attempt has committed."""
         stale = [entry for entry, result in zip(entries, results, strict=True) if isinstance(result, Stale)]
         if not stale:
             return results

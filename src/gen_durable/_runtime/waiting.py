@@ -106,7 +106,15 @@ class Waiting:
 
     async def _delete(self, found: Mapping[int, Mapping[str, Any] | None]) -> None:
         """Delete instances that were kept for their waiters. If this fails, the collector deletes them later."""
-        if read := [id for id, row in found.items() if id in self._kept and row is not None]:
+        # A waiter that began after the query reads the row with the next one.
+        if read := [
+            id
+            for id, row in found.items()
+            if id in self._kept
+            and row is not None
+            and row["finished_at"] is not None
+            and all(future.done() for _, future in self._futures.get(id, ()))
+        ]:
             self._kept.difference_update(read)
             with suppress(StatementError):
                 await self._database.run(collect_done(read))
