@@ -130,6 +130,31 @@ async def test_gated_row_is_released_when_a_worker_for_it_starts(database: Datab
     assert [one.id for one in await picked(database)] == [id]
 
 
+async def test_mark_that_ends_explains_the_gated_rows_of_its_group(
+    database: Database, db: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a day without an ungated row the mark ends. The gated row is next again, which is not a bug."""
+    await inserted(database, new("X", concurrency_key="k"))
+    await sweep(database)
+    await db.execute("update gen_durable.gen_durable set gated = true")
+    await db.execute("update gen_durable.unserved set since = since - interval '25 hours'")
+    await sweep(database)
+    assert not await db.fetchval("select gated from gen_durable.gen_durable")
+    assert "this is a bug" not in caplog.text
+    assert await marked(database, db) == ["X default"]
+
+
+async def test_mark_of_a_group_without_rows_is_deleted(database: Database, db: Any) -> None:
+    await inserted(database, new("X"))
+    assert await marked(database, db) == ["X default"]
+    await db.execute("delete from gen_durable.gen_durable")
+    await db.execute("update gen_durable.unserved set since = since - interval '25 hours'")
+    assert await marked(database, db) == []
+    await db.execute("update gen_durable.unserved set served_at = served_at - interval '11 minutes'")
+    assert await marked(database, db) == []
+    assert await db.fetchval("select count(*) from gen_durable.unserved") == 0
+
+
 async def test_new_worker_starts_its_rows_before_their_mark_is_removed(database: Database, db: Any) -> None:
     ids = await inserted(database, new("A", concurrency_key="k"), new("A", concurrency_key="k"))
     await sweep(database)

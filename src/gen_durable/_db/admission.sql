@@ -131,6 +131,8 @@ returning g.queue
 -- name: mark_unserved
 -- Mark the groups of rows (machine, version, queue) that no live worker can start, and unmark those that one can; by the rules of
 -- explain.sql. Groups are those of ungated rows, and those marked before: an unserved row that is next in its key is not gated.
+-- A group without ungated rows is unmarked after a day. It may have gated rows, which are next in their keys again. An unmarked
+-- group explains that to stuck_keys for 10 minutes.
 -- Cost: a skip scan over the groups. Writes only what has changed.
 with recursive backlog as (
   (select g.fsm, g.queue, g.fsm_version from gen_durable.gen_durable g
@@ -153,12 +155,14 @@ with recursive backlog as (
             where w.expires_at > statement_timestamp() and not w.is_draining
               and (worker.knows and worker.by_queue or worker.by_prefix and (worker.knows or not w.leaves_unknown)))
          as is_served
-    from (select b.fsm, b.queue, b.fsm_version from backlog b
-          union select u.fsm, u.queue, u.fsm_version from gen_durable.unserved u) each
+    from (select found.fsm, found.queue, found.fsm_version, bool_or(found.has_rows) as has_rows from (
+            select b.fsm, b.queue, b.fsm_version, true as has_rows from backlog b
+            union all select u.fsm, u.queue, u.fsm_version, false from gen_durable.unserved u) found
+           group by found.fsm, found.queue, found.fsm_version) each
 ), marked as (
   insert into gen_durable.unserved as u (fsm, fsm_version, queue)
   select groups.fsm, groups.fsm_version, groups.queue from groups
-   where not groups.is_served
+   where groups.has_rows and not groups.is_served
      and not exists (select from gen_durable.unserved u
                       where u.fsm = groups.fsm and u.fsm_version = groups.fsm_version and u.queue = groups.queue and u.served_at is null)
    order by groups.fsm, groups.fsm_version, groups.queue
@@ -166,16 +170,12 @@ with recursive backlog as (
 ), unmarked as (
   update gen_durable.unserved u set served_at = statement_timestamp()
     from groups
-   where groups.is_served and u.fsm = groups.fsm and u.fsm_version = groups.fsm_version and u.queue = groups.queue
-     and u.served_at is null
+   where u.fsm = groups.fsm and u.fsm_version = groups.fsm_version and u.queue = groups.queue and u.served_at is null
+     and (groups.is_served or not groups.has_rows and u.since < statement_timestamp() - interval '1 day')
 )
 delete from gen_durable.unserved u using groups
  where u.fsm = groups.fsm and u.fsm_version = groups.fsm_version and u.queue = groups.queue
-   and (groups.is_served and u.served_at < statement_timestamp() - interval '10 minutes'
-        or u.since < statement_timestamp() - interval '1 day'
-           and not exists (select from gen_durable.gen_durable g
-                            where g.status = 'runnable' and not g.gated
-                              and g.fsm collate "C" = u.fsm and g.queue = u.queue and g.fsm_version = u.fsm_version))
+   and (groups.is_served or not groups.has_rows) and u.served_at < statement_timestamp() - interval '10 minutes'
 
 -- name: stuck_keys
 -- Keys with a free slot whose next row is gated; the caller ungates them. Only a group that has been marked or unmarked (unserved)

@@ -31,7 +31,7 @@ create table gen_durable.unserved (
   fsm_version int not null,
   queue       text not null,
   since       timestamptz not null default statement_timestamp(),
-  served_at   timestamptz,                                -- when a worker could start its rows again
+  served_at   timestamptz,                                -- when the mark ended
   primary key (fsm, fsm_version, queue)
 );
 
