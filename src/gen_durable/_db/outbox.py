@@ -107,9 +107,10 @@ def list_statement(given: frozenset[str], state: str) -> Statement:
         ("unpublished", "published") if (state, given >= {"instance_id"}) == ("any_state", True) else (state,)
     )
     fields = "".join(_PARTS[f"on_{name}"] for name in ("instance_id", "sink", "before") if name in given)
+    unordered = {"pending", "unpublished"} | ({"dead"} if "instance_id" in given else set())
     sources = [
         fill(
-            _PARTS["events_sorted" if one in ("pending", "unpublished") else "events"],
+            _PARTS["events_sorted" if one in unordered else "events"],
             {"conditions": _PARTS[f"on_{one}"] + fields},
         )
         for one in states
