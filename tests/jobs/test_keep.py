@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -32,12 +33,14 @@ from gen_durable import (
     step,
 )
 from gen_durable._db.collect import collect_done
+from gen_durable._db.failures import StatementError
 from gen_durable._db.runner import run_asyncpg
+from gen_durable._db.sqlstates import DISK_FULL
 from gen_durable.errors import OptionError
 from gen_durable.telemetry import OutcomeStale, StepStop
 from tests.support.settings import FAST
 from tests.support.tcp_proxy import COMMIT, FLUSH, Match, Proxy, Verdict, saying
-from tests.support.waiting import Events, holds
+from tests.support.waiting import PATIENCE, Events, holds
 
 LEFT = """select (select count(*) from gen_durable.gen_durable) + (select count(*) from gen_durable.signals)
                + (select count(*) from gen_durable.executions) + (select count(*) from gen_durable.audit_events)"""
@@ -251,6 +254,41 @@ async def test_delete_of_a_read_instance_skips_a_locked_row(durable_dsn: str, db
     await run_asyncpg(db, collect_done([1, 2]), "gen_durable")
     await locker.close(timeout=5)
     assert await db.fetch("select id from gen_durable.gen_durable") == [(1,)]
+
+
+async def test_worker_is_ready_again_after_a_delete(durable_dsn: str) -> None:
+    """The commits of a worker that runs nothing else are deletes: they show that the database accepts commits."""
+    async with Worker([add], dsn=durable_dsn, settings=FAST) as worker:
+        engine = worker._engine
+        assert engine is not None
+        engine._flusher._batch_retry.pause(StatementError(DISK_FULL, "could not extend file"))
+        assert engine.unready() is not None
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            while engine.unready() is not None:
+                await worker.insert(add, 7)
+                await asyncio.sleep(0.1)
+
+
+async def test_instance_that_is_awaited_no_more_is_forgotten(
+    durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client stops waiting between the decision to keep the instance for it and the commit."""
+    async with Worker([add], dsn=durable_dsn, settings=FAST) as worker:
+        engine = worker._engine
+        assert engine is not None
+        send = engine._flusher._send
+
+        async def send_late(entries: Any) -> Any:
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            return await send(entries)
+
+        monkeypatch.setattr(engine._flusher, "_send", send_late)
+        ref = await worker.insert(add, 7, schedule_in=timedelta(seconds=0.2))
+        waiting = asyncio.ensure_future(worker.wait(ref))
+        await holds(db, NOTHING_IS_LEFT)
+        assert worker._waiting is not None
+        assert not worker._waiting._kept
 
 
 def test_subclasses_inherit_the_option() -> None:

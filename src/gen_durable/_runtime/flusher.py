@@ -166,6 +166,7 @@ class Flusher:
     ) -> list[CommitEntry]:
         """Commit outcomes by deleting their rows. Returns the outcomes that are still to be committed."""
         results = (await self._database.run(commits.delete_done(deletable))).results
+        self._batch_retry.succeeded()
         done = [
             (entry, result)
             for entry, result in zip(deletable, results, strict=True)

@@ -62,6 +62,7 @@ class Waiting:
                 self._futures[id] = [other for other in self._futures[id] if other is not waiter]
                 if not self._futures[id]:
                     del self._futures[id]
+                    self._kept.discard(id)
 
     def close(self) -> None:
         """Stop polling. Waiters get NotConnectedError."""
