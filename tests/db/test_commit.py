@@ -96,6 +96,14 @@ async def test_await_stores_names_deadline_and_presented_signals(database: Datab
     assert tuple(row["presented"]) == seen
 
 
+async def test_refused_await_stores_no_presented_signals(database: Database, sql: Any) -> None:
+    await inserted(database, new())
+    (execution,) = await picked(database)
+    await flushed(database, [entry(execution, "await", awaits=("a",), presented=(7,), payload='"\\u0000"')])
+    row = await sql.fetchrow("select status, awaits, presented from gen_durable.gen_durable")
+    assert tuple(row) == ("failed", None, None)
+
+
 async def test_transition_consumes_only_the_received_signals(database: Database, sql: Any) -> None:
     (id,) = await inserted(database, new())
     for name, key in [("paid", None), ("paid", "evt"), ("other", None)]:

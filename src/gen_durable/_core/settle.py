@@ -303,6 +303,7 @@ def _stripped(entry: CommitEntry, **fields: Any) -> CommitEntry:
         payload=None,
         children=(),
         awaits=None,
+        presented=(),
         delay=None,
         timeout=None,
         deadline=None,
