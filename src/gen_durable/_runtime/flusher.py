@@ -131,16 +131,15 @@ class Flusher:
         if deletable := commits.deletable(pending, self._recorder):
             try:
                 pending = await self._delete(deletable, pending, waiters)
-            except StatementError:
+            except StatementError as error:
                 # The general commit below meets the same error, and recovers from it.
-                maybe_committed = True
+                maybe_committed = maybe_committed or _may_follow_a_commit(error)
         breaks = 0
         while pending:
             try:
                 report = await self._send(pending)
             except StatementError as error:
-                # Without a transaction, the first statement may be committed, and a later one have failed.
-                maybe_committed = True
+                maybe_committed = maybe_committed or _may_follow_a_commit(error)
                 pending = await self._recover(error, pending, waiters, maybe_committed=maybe_committed)
                 breaks += is_break(error)
                 if breaks == _MAX_BREAKS:
@@ -402,6 +401,14 @@ class Flusher:
             self._wakes.ended_or_parked()
         if has_events:
             self._wakes.events()
+
+
+def _may_follow_a_commit(error: StatementError) -> bool:
+    """Whether outcomes may be committed despite the error: the reply was lost, or a later statement failed.
+
+    Only the first statement waits for locks.
+    """
+    return error.sqlstate != LOCK_NOT_AVAILABLE
 
 
 def _touches_other_rows(entry: CommitEntry) -> bool:

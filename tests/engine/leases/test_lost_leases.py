@@ -266,6 +266,37 @@ async def test_stopped_process_that_resumes_commits_nothing(
         assert await process.ends() == 0
 
 
+async def test_outcome_that_waited_for_a_lock_until_its_lease_was_lost_is_stale(
+    durable_dsn: str, direct_dsn: str, db: Any
+) -> None:
+    user = await asyncpg.connect(direct_dsn)
+    waiting = (
+        "select {} from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    )
+
+    class Locked(Machine[str, None]):
+        @step
+        async def lock(self, ctx: Context[str]) -> Outcome[None]:
+            if ctx.attempt:
+                return Done()
+            await user.execute(f"begin; select from gen_durable.gen_durable where id = {ctx.id} for update")
+            return Retry(timedelta(0))
+
+    async with Worker([Locked], dsn=durable_dsn, settings=FAST) as worker:
+        events = Events(worker)
+        await worker.insert(Locked, "")
+        await holds(db, waiting.format("count(*) > 0"))
+        in_batch = await db.fetchval(waiting.format("min(pid)"))
+        await holds(db, waiting.format("coalesce(min(pid), $1) <> $1"), in_batch)
+        await user.execute(
+            """update gen_durable.gen_durable
+                  set status = 'runnable', lease_token = null, attempt = attempt + 1, eligible_at = now() + interval '1 hour';
+               commit"""
+        )
+        await events.wait(OutcomeStale)
+    await user.close()
+
+
 class Reads(Machine[str, int]):
     """Returns the number of its signals."""
 
