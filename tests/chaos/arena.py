@@ -28,6 +28,11 @@ _UNFINISHED = """
 select (select count(*) from gen_durable.gen_durable where status not in ('done', 'failed', 'cancelled'))
      + (select count(*) from gen_durable.executions where status = 'COMMITTED')"""
 
+# After many crashes, the next attempt waits for up to 5 minutes.
+_MAKE_DUE = """
+update gen_durable.gen_durable set eligible_at = now()
+ where status = 'runnable' and crash_count > 4 and eligible_at > now() + interval '10 s'"""
+
 
 class Arena:
     def __init__(self, dsn: str, workers: Workers, producer: Producer) -> None:
@@ -99,6 +104,7 @@ class Arena:
         """Wait until every instance has ended."""
         give_up = time.monotonic() + within
         while left := await self.ask(_UNFINISHED):
+            await self.ask(_MAKE_DUE)
             assert time.monotonic() < give_up, f"{left} unfinished\n{await self._leftovers()}"
             await asyncio.sleep(0.1)
             await self.seal()
