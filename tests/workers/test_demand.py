@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from gen_durable import (
+    AsyncClient,
     Context,
     Done,
     Machine,
@@ -25,7 +26,7 @@ from gen_durable import (
     Worker,
     step,
 )
-from gen_durable._db.pick import Picked, PickRequest
+from gen_durable._db.pick import MAX_ROWS, Picked, PickRequest
 from gen_durable._db.plan import Plan, Statement
 from gen_durable._runtime.pick_source import FromQueue
 from gen_durable.cli.options import prefix, queue
@@ -92,6 +93,21 @@ async def test_drain_releases_prefetched_rows_at_once(durable_dsn: str, db: Any)
     left = "select distinct attempt, crash_count, eligible_at = inserted_at from gen_durable.gen_durable where status = 'runnable'"
     assert [tuple(row) for row in await db.fetch(left)] == [(0, 0, True)]
     assert events.of(SchedulerDrain) == [SchedulerDrain(released=3, in_flight=5, queue="default")]
+
+
+async def test_a_demand_of_more_than_one_pick_is_filled_without_a_pause(durable_dsn: str) -> None:
+    gate = Gate()
+    gate.full_at = MAX_ROWS + 1
+    pause = timedelta(minutes=1)
+    slow = msgspec.structs.replace(CALM, poll_interval=pause, min_poll_interval=pause)
+    async with AsyncClient(durable_dsn, settings=slow) as client:
+        await client.insert_all([Spec(Gate) for _ in range(gate.full_at)])
+    queues = {"default": Queue(concurrency=2 * MAX_ROWS)}
+    async with Worker([gate], dsn=durable_dsn, settings=slow, queues=queues) as worker:
+        events = Events(worker)
+        await happens(gate.is_full)
+        gate.may_go.set()
+    assert max(event.demand for event in events.of(PickStop)) == MAX_ROWS
 
 
 @pytest.mark.clause("FED-3")

@@ -134,7 +134,7 @@ class GenDurable(Adapter):
     """One worker with one queue. A producer in the process of the worker uses the worker itself."""
 
     version = VERSION
-    settings = f"Queue(concurrency=1000), poll_interval=50ms, executions={VARIANT.records}" + (
+    settings = f"Queue(concurrency=2000), poll_interval=50ms, executions={VARIANT.records}" + (
         "" if VARIANT.keep == "on" else ", keep=False"
     )
     tasks = tuple(MACHINES)
@@ -182,7 +182,7 @@ class GenDurable(Adapter):
         worker = Worker(
             [*MACHINES.values(), Leaf],
             dsn=self.dsn,
-            queues={"default": Queue(concurrency=1000)},
+            queues={"default": Queue(concurrency=2000)},
             settings=self._settings,
         )
         self._client = await worker.__aenter__()

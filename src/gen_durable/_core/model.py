@@ -145,7 +145,8 @@ class ChildContent(msgspec.Struct, frozen=True, gc=False):
     result: str | None
 
 
-class Execution(msgspec.Struct, frozen=True):
+# gc=False: nothing that it refers to refers back to it.
+class Execution(msgspec.Struct, frozen=True, gc=False):
     """One leased attempt at one step."""
 
     id: int
@@ -209,7 +210,8 @@ class Execution(msgspec.Struct, frozen=True):
         return tuple(row for row in self.inbox if row.name in self.awaits)
 
 
-class CommitEntry(msgspec.Struct, kw_only=True):
+# gc=False: nothing that it refers to refers back to it.
+class CommitEntry(msgspec.Struct, kw_only=True, gc=False):
     """The outcome of one execution, encoded for the group commit."""
 
     execution: Execution

@@ -17,6 +17,7 @@ from .plan import Plan, Row, Rows, statements
 
 __all__ = [
     "BUDGET",
+    "MAX_ROWS",
     "Denied",
     "Leases",
     "Machines",
@@ -38,6 +39,8 @@ __all__ = [
 _SQL = statements("pick.sql")
 BUDGET: Final = 2**20
 """Bytes of JSON that are loaded with an execution: payloads of signals it does not await, and its children."""
+MAX_ROWS: Final = 1000
+"""The most rows that one pick leases. The statements have it as a literal."""
 
 Machines: TypeAlias = tuple[list[str], list[int]]
 """Names and versions, in parallel."""

@@ -98,6 +98,7 @@ class Picker(Service):
             self._capacity.unreserve(reserved)
             self._may_have_more = True
             return wait
+        demand = min(demand, picks.MAX_ROWS)
         passed = self._passed
         picked, ready = await self._pick(demand + self._blocked_keys, reserved, passed)
         if len(ready) < demand or time.monotonic() >= self._passed_until:
