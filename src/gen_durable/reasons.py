@@ -294,7 +294,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         lines = "".join(f"\n  {reason}" for reason in self.reasons)
-        return f"{self.machine} {self.id} is {self.status} at step {self.step}{lines}"
+        return f"{self.machine} {self.id} has status {self.status} at step {self.step}{lines}"
 
 
 def _moment(at: datetime) -> str:

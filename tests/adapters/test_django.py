@@ -303,7 +303,7 @@ def test_models_are_read_only(durable: DjangoClient) -> None:
 
 @pytest.mark.clause("ADAPT-10")
 @pytest.mark.parametrize(
-    ("said", "error"),
+    ("configured", "error"),
     [
         ({"SCHEAM": "x"}, r"GEN_DURABLE\['SCHEAM'\] is not a setting; did you mean 'SCHEMA'\?"),
         ({"schema": "x"}, r"GEN_DURABLE\['schema'\] is not a setting; did you mean 'SCHEMA'\?"),
@@ -313,8 +313,8 @@ def test_models_are_read_only(durable: DjangoClient) -> None:
         ("gen_durable", "GEN_DURABLE must be a dict, got 'gen_durable'"),
     ],
 )
-def test_invalid_settings_are_named(said: Any, error: str) -> None:
-    with override_settings(GEN_DURABLE=said), pytest.raises(ImproperlyConfigured, match=error):
+def test_invalid_settings_are_named(configured: Any, error: str) -> None:
+    with override_settings(GEN_DURABLE=configured), pytest.raises(ImproperlyConfigured, match=error):
         conf.read()
 
 
@@ -334,8 +334,12 @@ def test_dsn_of_a_project(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "OPTIONS",
         {"sslmode": "require", "pool": True, "isolation_level": 1},
     )
-    said = psycopg.conninfo.conninfo_to_dict(database_dsn("default"))
-    assert (said["password"], said["sslmode"], "pool" in said) == ("a:b@c/d", "require", False)
+    configured = psycopg.conninfo.conninfo_to_dict(database_dsn("default"))
+    assert (configured["password"], configured["sslmode"], "pool" in configured) == (
+        "a:b@c/d",
+        "require",
+        False,
+    )
 
 
 @pytest.mark.clause("ADAPT-5", "ADAPT-8")

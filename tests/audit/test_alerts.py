@@ -125,10 +125,10 @@ async def test_worker_without_the_alert_sink_logs_it(
     settings = msgspec.structs.replace(CALM, alerts=alerts)
     async with Worker([Story], dsn=durable_dsn, sinks=dict.fromkeys(sinks, drop), settings=settings):
         pass
-    said = [record.getMessage() for record in caplog.records if "settings.alerts" in record.getMessage()]
-    assert len(said) == (has is not None)
+    lines = [record.getMessage() for record in caplog.records if "settings.alerts" in record.getMessage()]
+    assert len(lines) == (has is not None)
     if has is not None:
-        assert said[0].startswith(
+        assert lines[0].startswith(
             f"settings.alerts is '{alerts}', but this worker has no sink of that name (sinks: {has})"
         )
-        assert said[0].endswith(f"until a worker with sinks={{'{alerts}': …}} publishes them")
+        assert lines[0].endswith(f"until a worker with sinks={{'{alerts}': …}} publishes them")

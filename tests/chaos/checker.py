@@ -2,7 +2,8 @@
 
 The checker does not import the engine. It checks:
 
-    lost         acknowledged instances exist, no others exist, and all have ended as expected
+    lost         acknowledged instances exist, no others exist, and all have ended as expected; or their last step
+                 has ended and its commit has deleted them, with all their records
     commits      every transition has exactly one committed execution
     records      it is the last of its executions, and every execution is recorded with an end
     owners       the committed outcome is that of the execution with the lease; others ended before
@@ -60,6 +61,8 @@ class Evidence:
     aborted: Counter[Transition] = field(default_factory=Counter)
     begins: dict[Transition, list[tuple[int, Line]]] = field(default_factory=lambda: defaultdict(list))
     ends: dict[Transition, list[tuple[int, Line]]] = field(default_factory=lambda: defaultdict(list))
+    deleted: set[int] = field(default_factory=set)
+    """Instances that the commit of their last step has deleted."""
 
     def __post_init__(self) -> None:
         for execution in self.executions:
@@ -73,6 +76,8 @@ class Evidence:
                 self.begins[line["instance"], line["step_seq"]].append((place, line))
             elif line["what"] == "end":
                 self.ends[line["instance"], line["step_seq"]].append((place, line))
+                if line.get("deletes") and line["instance"] not in self.instances:
+                    self.deleted.add(line["instance"])
 
     def signature_of(self, transition: Transition) -> str | None:
         """Which execution's outcome was committed, by the state of the next step or the result."""
@@ -165,7 +170,8 @@ def _lost(evidence: Evidence) -> Iterator[str]:
         if len(ids) > 1:
             yield f"{key} was inserted {len(ids)} times: {ids}"
     for call in calls:
-        if call["answer"] == "ok" and call["id"] not in by_key.get(call["key"], ()):
+        is_there = call["id"] in by_key.get(call["key"], ()) or call["id"] in evidence.deleted
+        if call["answer"] == "ok" and not is_there:
             yield f"the insert of {call['key']} was acknowledged as {call['id']}, which is not there"
         if call["answer"] == "fail" and call["key"] in by_key:
             yield f"the insert of {call['key']} was refused, and is there"
@@ -192,6 +198,8 @@ def _records(evidence: Evidence) -> Iterator[str]:
         id, step_seq = execution["instance_id"], execution["step_seq"]
         numbers[id].append(execution["execution"])
         last[id, step_seq] = execution
+        if id in evidence.deleted:
+            yield f"{id} was deleted, and its execution {execution['execution']} is still recorded"
         if execution["status"] == "COMMITTED":
             yield f"{id}:{step_seq} is COMMITTED and was never finished"
     for id, row in evidence.instances.items():
@@ -253,7 +261,7 @@ def _chain(evidence: Evidence) -> Iterator[str]:
 def _attempts(evidence: Evidence) -> Iterator[str]:
     for transition, begins in evidence.begins.items():
         allowed = 1 + evidence.aborted[transition]
-        if len(begins) > allowed:
+        if len(begins) > allowed and transition[0] not in evidence.deleted:
             yield f"{transition} ran {len(begins)} times, and {allowed - 1} of its executions were aborted"
     for transition in evidence.committed:
         if transition not in evidence.ends:
@@ -405,6 +413,7 @@ def _counters(evidence: Evidence) -> dict[str, int]:
         "transitions": len(evidence.committed),
         "signals": sum(call["call"] == "signal" and call["answer"] == "ok" for call in evidence.history),
         "payments": len(evidence.ledger),
+        "deleted": len(evidence.deleted),
         "unknown answers": sum(call["answer"] == "unknown" for call in evidence.history),
         "reaped": aborted["lease"],
         "retried": aborted["retry"],

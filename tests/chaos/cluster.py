@@ -121,8 +121,8 @@ class Installation:
     def _initdb(self) -> None:
         options = ("--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
         process = self.run("initdb", "-D", str(self.template), "--wal-segsize=1", *options)
-        _, said = process.communicate(timeout=60)
-        assert process.returncode == 0, said.decode()
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors.decode()
 
 
 class Cluster:

@@ -40,6 +40,7 @@ __all__ = [
     "LEDGER",
     "MACHINES",
     "Blocker",
+    "Brief",
     "Chain",
     "Collector",
     "Fan",
@@ -103,19 +104,20 @@ class Page:
         """An external effect, repeated when the step runs again."""
         self._note("effect")
 
-    def end(self, *, spawns: int = 0, pays: bool = False, **changes: Any) -> Work:
+    def end(self, *, spawns: int = 0, pays: bool = False, deletes: bool = False, **changes: Any) -> Work:
         """The signed state of this execution."""
         self._note(
             "end",
             signature=self.signature,
             **({"spawns": spawns} if spawns else {}),
             **({"pays": True} if pays else {}),
+            **({"deletes": True} if deletes else {}),
         )
         return msgspec.structs.replace(self._ctx.state, saw=self.signature, **changes)
 
-    def ended(self, *, pays: bool = False) -> Result:
+    def ended(self, *, pays: bool = False, deletes: bool = False) -> Result:
         """The signed result of this execution."""
-        state = self.end(pays=pays)
+        state = self.end(pays=pays, deletes=deletes)
         return Result(state.saw, state.tokens)
 
     def _note(self, what: str, **facts: Any) -> None:
@@ -146,7 +148,7 @@ class Chain(Machine[Work, Result]):
         await _takes_its_time(ctx)
         page.effect()
         if ctx.state.steps <= 1:
-            return Done(page.ended())
+            return Done(page.ended(deletes=not self.__definition__.keep))
         return Next(self.walk, page.end(steps=ctx.state.steps - 1), requeue=ctx.state.requeues)
 
     @step
@@ -155,8 +157,12 @@ class Chain(Machine[Work, Result]):
         time.sleep(ctx.state.pace)
         page.effect()
         if ctx.state.steps <= 1:
-            return Done(page.ended())
+            return Done(page.ended(deletes=not self.__definition__.keep))
         return Next(self.hop, page.end(steps=ctx.state.steps - 1), requeue=ctx.state.requeues)
+
+
+class Brief(Chain, keep=False):
+    """A chain whose row is deleted when it is done."""
 
 
 class Blocker(Machine[Work, Result]):
@@ -246,7 +252,7 @@ class Payer(Machine[Work, Result]):
         return Next(self.pay, page.end(steps=ctx.state.steps - 1, pays=True), effect=effect)
 
 
-MACHINES: Final = (Blocker, Chain, Collector, Fan, Payer, Stubborn)
+MACHINES: Final = (Blocker, Brief, Chain, Collector, Fan, Payer, Stubborn)
 
 
 def _specs(children: Sequence[Work]) -> list[Spec[Work, Result]]:

@@ -64,7 +64,7 @@ class _Campaign:
         """Insert orders as long as the workers keep up."""
         rng = random.Random(name)
         while not self.is_over:
-            for order in mixed(rng, 7, pace=0.2, slow=2.5, prefix=f"{name} {rng.random()} "):
+            for order in mixed(rng, 8, pace=0.2, slow=2.5, prefix=f"{name} {rng.random()} "):
                 while self._backlog > _BACKLOG and not self.is_over:
                     await asyncio.sleep(0.05)
                 if not self.is_over:

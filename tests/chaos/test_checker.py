@@ -18,7 +18,7 @@ _BEGINNING = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 def _world() -> World:
-    """A chain with one reaped execution, a payer, a collector, a parent with a child, and two rows of a key."""
+    """A chain with one reaped execution, a payer, a collector, a parent with a child, two rows of a key, and a deleted one."""
     world: World = {
         "instances": {},
         "executions": [],
@@ -38,6 +38,8 @@ def _world() -> World:
     _row(world, 4, "Fan", 2)
     for id in (6, 7):
         _live(world, id, "Chain", ["hop"], key="one at a time")
+    _live(world, 8, "Brief", ["hop", "walk"])
+    _delete(world, 8)
     return world
 
 
@@ -56,6 +58,13 @@ def _live(world: World, id: int, fsm: str, steps: list[str], **how: Any) -> None
         if pays:
             world["ledger"].append({"instance": id, "step_seq": step_seq, "signature": f"{id}:{step_seq}"})
     _row(world, id, fsm, len(steps), **how)
+
+
+def _delete(world: World, id: int) -> None:
+    """What the commit of the last step leaves of an instance that is not kept."""
+    _lines(world, "end", id, world["instances"][id]["step_seq"])[0]["deletes"] = True
+    del world["instances"][id], world["sealed"][id]
+    world["executions"] = [one for one in world["executions"] if one["instance_id"] != id]
 
 
 def _run(world: World, id: int, step_seq: int, step: str, saw: str = "", **how: Any) -> None:
@@ -194,6 +203,7 @@ def _overlaps(world: World) -> None:
 
 BREACHES: dict[str, tuple[str, Callable[[World], object]]] = {
     "an instance is gone": ("lost", lambda w: w["instances"].pop(2)),
+    "an instance deleted before its end": ("lost", lambda w: w["journal"].remove(_lines(w, "end", 8, 2)[0])),
     "an instance failed": ("lost", lambda w: _of(w, 2).update(status="failed")),
     "an instance that was not requested": ("lost", lambda w: w["history"].pop(0)),
     "an insert that came twice": ("lost", lambda w: _of(w, 2).update(key="key 1")),
@@ -204,6 +214,10 @@ BREACHES: dict[str, tuple[str, Callable[[World], object]]] = {
     "an execution that was never finished": (
         "records",
         lambda w: w["executions"][0].update(status="COMMITTED"),
+    ),
+    "a record of a deleted instance": (
+        "records",
+        lambda w: _execute(w, 8, 1, "hop", "ABORTED", "lease", attempt=0),
     ),
     "a commit by a zombie": ("owners", lambda w: w["executions"][2].update(attempt=0)),
     "an outcome of a zombie": ("owners", lambda w: _lines(w, "end", 1, 2)[0].update(attempt=0)),

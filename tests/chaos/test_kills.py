@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from gen_durable import Machine
+from gen_durable import Machine, Status
 from tests.chaos.arena import Arena
-from tests.chaos.machines import Chain, Collector, Fan, Payer, Result, Work
+from tests.chaos.machines import Brief, Chain, Collector, Fan, Payer, Result, Work
 from tests.support.tcp_proxy import (
     COMMIT,
+    DELETE_DONE,
     FINISH,
     FLUSH,
     INBOX,
@@ -37,7 +38,7 @@ from tests.support.tcp_proxy import (
 
 @dataclass(frozen=True)
 class Point:
-    """A point to be killed at, and its cost: expired leases, and steps that run twice.
+    """A point to be killed at, and its cost: expired leases on record, and steps that run twice.
 
     `None`: it may have continued on another connection.
     """
@@ -54,6 +55,7 @@ class Point:
 
 
 KEYED = {"concurrency_key": "one at a time"}
+NO_KEY_WHEN_DONE: dict[str, Any] = {"unique_scope": [status for status in Status if not status.is_terminal]}
 ONE_CHILD = [[Work()]]
 POINTS = {
     "claim": [
@@ -86,6 +88,21 @@ POINTS = {
             saying(COMMIT, after=FLUSH),
             "answered",
             options={"concurrency_key": "4"},
+            lost_leases=0,
+            second_runs=0,
+        ),
+    ],
+    "commit that deletes": [
+        Point(
+            "before it is sent", Brief, Work(), saying(DELETE_DONE), options=NO_KEY_WHEN_DONE, lost_leases=0
+        ),
+        Point(
+            "before its answer",
+            Brief,
+            Work(),
+            saying(DELETE_DONE),
+            "answered",
+            options=NO_KEY_WHEN_DONE,
             lost_leases=0,
             second_runs=0,
         ),
@@ -201,7 +218,7 @@ async def _costs(arena: Arena, id: int) -> tuple[int, int]:
     lost = await arena.ask(
         f"select count(*) from gen_durable.executions where outcome = 'lease' and instance_id in ({family})"
     )
-    members = await arena.ask(f"select array_agg(id) from ({family}) one")
+    members = [id, *(await arena.ask(f"select coalesce(array_agg(id), '{{}}') from ({family}) one"))]
     begins = [(line["instance"], line["step_seq"]) for line in arena.workers.lines(what="begin")]
     of_family = [begin for begin in begins if begin[0] in members]
     return lost, len(of_family) - len(set(of_family))

@@ -71,7 +71,7 @@ class Process:
         assert self.exit_code is not None
         return self.exit_code
 
-    def said(self, text: str) -> int:
+    def count_lines(self, text: str) -> int:
         """Count a text in its log."""
         return self.log.read_text(encoding="utf-8").count(text)
 
@@ -101,7 +101,7 @@ class Workers:
                 process
                 for process in workers.processes
                 if (process.exit_code not in (None, 0, -9) and process.pid in started)
-                or process.said("should not happen")
+                or process.count_lines("should not happen")
             ]
             for process in workers.processes:
                 if process.exit_code is None:

@@ -7,11 +7,14 @@ import random
 from collections.abc import Awaitable, Iterator
 from typing import Any, NamedTuple
 
-from gen_durable import Machine
+from gen_durable import Machine, Status
 from tests.chaos.history import Producer
-from tests.chaos.machines import Chain, Collector, Fan, Payer, Result, Stubborn, Work
+from tests.chaos.machines import Brief, Chain, Collector, Fan, Payer, Result, Stubborn, Work
 
 __all__ = ["Order", "mixed", "place"]
+
+# A row that occupied its key also when it is done would be kept without its state, and not deleted.
+_LIVE = [status for status in Status if not status.is_terminal]
 
 
 class Order(NamedTuple):
@@ -27,11 +30,11 @@ class Order(NamedTuple):
 def mixed(
     rng: random.Random, count: int, *, pace: float = 0.03, slow: float = 0.0, prefix: str = ""
 ) -> Iterator[Order]:
-    """`count` orders: chains, retries, awaits, fan-outs, keys, payments.
+    """`count` orders: chains, retries, awaits, fan-outs, keys, payments, rows that are deleted when they are done.
 
     A step takes up to `pace` seconds; in one of ten orders, up to `slow`.
     """
-    kinds = ["chain", "chain", "stubborn", "collector", "fan", "keyed", "payer"]
+    kinds = ["chain", "chain", "stubborn", "collector", "fan", "keyed", "payer", "brief"]
     for number in range(count):
         kind = kinds[number % len(kinds)] if number < len(kinds) else rng.choice(kinds)
         key = f"{prefix}{kind} {number}"
@@ -54,6 +57,8 @@ def mixed(
             case "keyed":
                 options = {"concurrency_key": f"{prefix}key {rng.randint(1, 3)}"}
                 yield Order(key, Chain, Work(steps=rng.randint(1, 2), pace=rng.uniform(0, pace)), options, [])
+            case "brief":
+                yield Order(key, Brief, Work(steps=steps, pace=paced), {"unique_scope": _LIVE}, [])
             case "payer":
                 yield Order(key, Payer, Work(steps=steps, pace=paced), {}, [])
 

@@ -98,7 +98,7 @@ def test_all_checks_hold() -> None:
         pytest.param({"checkouts": [checkout(1)]}, "checkout 2 is missing", id="lost checkout"),
         pytest.param(
             {"checkouts": [checkout(1), checkout(2, status=Status.AWAITING_CHILDREN, step="close")]},
-            "demo.checkout 2 is awaiting_children at step 'close': no error",
+            "demo.checkout 2 has status awaiting_children at step 'close': no error",
             id="unfinished",
         ),
         pytest.param(

@@ -49,10 +49,10 @@ def test_unreachable_database(gd: Gd, command: list[str]) -> None:
 def test_commands_do_not_create_tables(gd: Gd, command: list[str]) -> None:
     schema = f"cli_{uuid.uuid4().hex[:12]}"
     message = refused(gd(*command, "--schema", schema))
-    where, _, said = message.partition(": ")
+    where, _, problem = message.partition(": ")
     assert where.startswith("postgresql://")
     advice = f"gen-durable db migrate --schema {schema}"
-    assert said == f"schema '{schema}' has no tables of gen_durable; run `{advice}`"
+    assert problem == f"schema '{schema}' has no tables of gen_durable; run `{advice}`"
 
 
 @every_command

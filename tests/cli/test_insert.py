@@ -98,11 +98,11 @@ def test_job_without_payload(gd: Gd, shop: Harness) -> None:
         (
             ["Chekout"],
             "no worker has registered machine 'Chekout'; did you mean 'Checkout'? "
-            "(registered: Checkout, Parcel, Shipment, ops.nightly.v1). Start its worker once",
+            "(registered: Checkout, Parcel, Shipment, ops.nightly.v1); start its worker once",
         ),
         (
             ["Parcel", "--version", "1"],
-            "no worker has registered version 1 of Parcel (registered: 2). Start its worker once.",
+            "no worker has registered version 1 of Parcel (registered: 2); start its worker once",
         ),
         (["Checkout", "{"], "the state is invalid: Input data was truncated"),
         (["Checkout", ""], "the state is invalid: Input data was truncated"),
@@ -143,7 +143,7 @@ def test_key_taken_by_another_machine(gd: Gd) -> None:
 
 def test_insert_before_any_worker_registered(gd: Gd) -> None:
     assert refused(gd("insert", "Checkout")) == (
-        "no worker has registered machine 'Checkout' (none is registered). Start its worker once."
+        "no worker has registered machine 'Checkout' (none is registered); start its worker once"
     )
 
 

@@ -78,7 +78,7 @@ def test_pause_waits_for_confirmations(gd: Gd, shop: Harness) -> None:
 def test_explain(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
     ref = shop.insert(Checkout, {})
     lines = gd("explain", ref.id).stdout.splitlines()
-    assert lines[0] == f"Checkout {ref.id} is runnable at step {lines[0].split()[-1]}"
+    assert lines[0] == f"Checkout {ref.id} has status runnable at step {lines[0].split()[-1]}"
     assert lines[1].strip().startswith("no live worker serves queue")
     queue = parsed(gd("explain", ref.id, "--json"))["queue"]
     gd("queues", "pause", queue, "--actor", "ann")
@@ -115,14 +115,14 @@ def test_doctor_finds_a_missing_schema(gd: Gd) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ([], "Missing argument 'TARGET'"),
         (["--no-queues", "--queue", "a=1"], "--no-queues excludes --queue and --prefix"),
         (["--no-queues", "--health", "nowhere"], "health must be a port or host:port"),
     ],
 )
-def test_worker_usage_errors(gd: Gd, options: list[str], said: str) -> None:
+def test_worker_usage_errors(gd: Gd, options: list[str], message: str) -> None:
     result = gd("worker", *options)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr

@@ -69,10 +69,11 @@ def test_wait_shows_progress_on_a_terminal(shop: Harness, on_a_terminal: Termina
     assert code == 3
     plain = COLOURS.sub("", seen)
     assert (
-        "Checkout 1 is awaiting_signal at step 'ship': waiting for signal payment" in plain.split("still")[0]
+        "Checkout 1 has status awaiting_signal at step 'ship': waiting for signal payment"
+        in plain.split("still")[0]
     )
     assert plain.rstrip().endswith(
-        "Checkout 1 is still awaiting_signal at step 'ship': waiting for signal payment"
+        "Checkout 1 still has status awaiting_signal at step 'ship': waiting for signal payment"
     )
 
 

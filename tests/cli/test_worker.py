@@ -73,20 +73,20 @@ def run_until_signal(stop: signal.Signals, errors: Path, *arguments: str) -> tup
     with os.fdopen(ours, encoding="utf-8") as output:
         line = output.readline()
         process.send(stop)
-        said = line + output.read()
-    return exit_code(process), said, errors.read_text(encoding="utf-8")
+        printed = line + output.read()
+    return exit_code(process), printed, errors.read_text(encoding="utf-8")
 
 
 @pytest.mark.clause("CLI-5")
 def test_start_line_and_graceful_stop(app: Path, schema: str, tmp_path: Path) -> None:
     for stop in (signal.SIGTERM, signal.SIGINT):
-        code, said, errors = run_until_signal(
+        code, printed, errors = run_until_signal(
             stop, tmp_path / "errors", str(app), "--queue", "default=4", "--schema", schema
         )
-        assert said.startswith("gen-durable "), stop
-        assert "Hello v3, mail v1" in said, stop
-        assert said.endswith("queues default=4; queue mail left to other workers\n"), stop
-        assert (code, said.count("\n"), errors) == (0, 1, ""), stop
+        assert printed.startswith("gen-durable "), stop
+        assert "Hello v3, mail v1" in printed, stop
+        assert printed.endswith("queues default=4; queue mail left to other workers\n"), stop
+        assert (code, printed.count("\n"), errors) == (0, 1, ""), stop
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_start_line_and_graceful_stop(app: Path, schema: str, tmp_path: Path) ->
 def test_queue_without_machines_warns(
     app: Path, schema: str, tmp_path: Path, queue: str, hint: str | None
 ) -> None:
-    code, said, errors = run_until_signal(
+    code, printed, errors = run_until_signal(
         signal.SIGTERM, tmp_path / "errors", str(app), "--queue", queue, "--schema", schema
     )
     warning = "WARNING worker serves none of the queues of its machines (default, mail)"
-    assert (code, said.count("\n")) == (0, 1)
+    assert (code, printed.count("\n")) == (0, 1)
     assert errors.partition(" WARNING")[2] == ("" if hint is None else f"{warning}{hint}\n"[7:])
     others = "queue default" if hint is None else "queues default, mail"
-    assert said.endswith(f"; {others} left to other workers\n")
+    assert printed.endswith(f"; {others} left to other workers\n")
 
 
 def log_of_a_run(tmp_path: Path, app: str, dsn: str, *options: str) -> list[str]:
@@ -137,14 +137,16 @@ def test_logging_of_the_application_is_kept(durable: Harness, durable_dsn: str, 
             "logging.getLogger('gen_durable').addHandler(logging.StreamHandler())",
         ]
     ):
-        said = log_of_a_run(tmp_path, f"{LOGGING_APP}\n{set_up}\n", durable_dsn)
-        assert said == [f"{'' if number else 'own '}{STOPPING}"]
+        printed = log_of_a_run(tmp_path, f"{LOGGING_APP}\n{set_up}\n", durable_dsn)
+        assert printed == [f"{'' if number else 'own '}{STOPPING}"]
 
 
 def test_every_process_logs(durable: Harness, durable_dsn: str, tmp_path: Path) -> None:
-    said = log_of_a_run(tmp_path, LOGGING_APP.replace("getpid", "getppid"), durable_dsn, "--processes", "2")
+    printed = log_of_a_run(
+        tmp_path, LOGGING_APP.replace("getpid", "getppid"), durable_dsn, "--processes", "2"
+    )
     # Both processes may or may not have been ready before the end.
-    output = [re.sub(rf"{TIME} ", "", line) for line in said if " is worker " not in line]
+    output = [re.sub(rf"{TIME} ", "", line) for line in printed if " is worker " not in line]
     assert output == ["INFO [Hello 1 run 1] hello 7", f"WARNING {STOPPING}"]
 
 

@@ -205,8 +205,8 @@ async def test_bad_outcomes_fail_only_their_instance(durable_dsn: str) -> None:
         for instance in await worker.wait_all(bad, timeout=LONG):
             assert_failed(instance, instance.state, OUTCOMES[instance.state][1])
         for instance in await worker.wait_all(handled, timeout=LONG):
-            said = f"RuntimeError: the first; then handle raised {HANDLERS[instance.state]}"
-            assert_failed(instance, instance.state, said)
+            error = f"RuntimeError: the first; then handle raised {HANDLERS[instance.state]}"
+            assert_failed(instance, instance.state, error)
         plain_def = await worker.wait(coroutine, timeout=LONG)
         assert_failed(
             plain_def,

@@ -25,10 +25,10 @@ async def refused(dsn: str | None, kind: str) -> str:
     """The error of a client that cannot be opened."""
     with pytest.raises(UnreachableError) as unreachable:
         await open_and_close(dsn, kind)
-    said = str(unreachable.value)
+    message = str(unreachable.value)
     assert isinstance(unreachable.value, ConnectionError)
-    assert len(said.splitlines()) <= 4
-    return said
+    assert len(message.splitlines()) <= 4
+    return message
 
 
 @pytest.fixture
@@ -53,10 +53,10 @@ KINDS = pytest.mark.parametrize("kind", ["AsyncClient", "Client", "Worker"])
 
 @KINDS
 async def test_refused_connection_names_the_server(kind: str, closed_port: int) -> None:
-    said = await refused(f"postgresql://app:{SECRET}@127.0.0.1:{closed_port}/shop", kind)
-    assert said.startswith(f"cannot reach PostgreSQL at postgresql://app@127.0.0.1:{closed_port}/shop: ")
-    assert said.endswith("\n  check that the server is running; the DSN was given as an argument")
-    assert re.search("Connection refused|Connect call failed", said)
+    message = await refused(f"postgresql://app:{SECRET}@127.0.0.1:{closed_port}/shop", kind)
+    assert message.startswith(f"cannot reach PostgreSQL at postgresql://app@127.0.0.1:{closed_port}/shop: ")
+    assert message.endswith("\n  check that the server is running; the DSN was given as an argument")
+    assert re.search("Connection refused|Connect call failed", message)
 
 
 @KINDS
@@ -64,12 +64,12 @@ async def test_error_says_that_the_environment_gave_the_dsn(
     kind: str, closed_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GEN_DURABLE_DSN", f"postgresql://app:{SECRET}@127.0.0.1:{closed_port}/shop")
-    said = await refused(None, kind)
+    message = await refused(None, kind)
     assert (
         "check that the server is running; the DSN came from GEN_DURABLE_DSN; without it the embedded server is used"
-        in said
+        in message
     )
-    assert SECRET not in said
+    assert SECRET not in message
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ async def test_error_says_that_the_environment_gave_the_dsn(
 )
 @pytest.mark.parametrize("kind", ["AsyncClient", "Client"])
 async def test_password_is_not_shown(kind: str, dsn: str, closed_port: int) -> None:
-    said = await refused(dsn.format(SECRET, closed_port), kind)
-    assert SECRET not in said
+    message = await refused(dsn.format(SECRET, closed_port), kind)
+    assert SECRET not in message
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ async def test_malformed_dsn_is_rejected(kind: str) -> None:
         ("postgresql://127.0.0.1:-5/x", "the port after its colon, is not valid"),
         ("postgresql://127.0.0.1/x?sslmode=bogus", "sslmode"),
     ]:
-        said = await refused(dsn, kind)
-        assert re.search(problem, said)
-        assert "\n  write it as postgresql://user:password@host:5432/database; the DSN was given" in said
+        message = await refused(dsn, kind)
+        assert re.search(problem, message)
+        assert "\n  write it as postgresql://user:password@host:5432/database; the DSN was given" in message
 
 
 @KINDS
@@ -132,18 +132,18 @@ async def test_advice_depends_on_the_cause(kind: str, direct_dsn: str) -> None:
         ),
         ("postgresql://nowhere.invalid/x", "not known|resolve", "check the host name;"),
     ]:
-        said = await refused(dsn, kind)
-        assert re.search(cause, said)
-        assert f"\n  {advice}" in said
+        message = await refused(dsn, kind)
+        assert re.search(cause, message)
+        assert f"\n  {advice}" in message
 
 
 @KINDS
 async def test_silent_server_times_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reply_timeouts, "_LONGEST_CONNECT", 0.2)  # psycopg's minimum is 2 s
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        said = await refused(f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x", kind)
-    assert re.search("no reply within 2.0 s|timeout expired", said)
-    assert "\n  check for a firewall;" in said
+        message = await refused(f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x", kind)
+    assert re.search("no reply within 2.0 s|timeout expired", message)
+    assert "\n  check for a firewall;" in message
 
 
 @KINDS

@@ -213,6 +213,6 @@ def test_dsn_without_password_is_unchanged(dsn: str, text: str) -> None:
 
 def test_driver_messages_keep_other_text() -> None:
     dsn = f"postgresql://app:{WORD}@db/shop?sslmode=bogus"
-    said = 'invalid sslmode value: "bogus"; password authentication failed for user "app"'
-    assert redacted(said, dsn) == said
+    message = 'invalid sslmode value: "bogus"; password authentication failed for user "app"'
+    assert redacted(message, dsn) == message
     assert redacted(f"invalid token {WORD}", dsn) == "invalid token ***"

@@ -97,14 +97,14 @@ async def test_ten_tasks_migrate_an_empty_database_concurrently(sql: Any, durabl
 async def test_ten_processes_start_on_an_empty_database_concurrently(
     sql: Any, durable_dsn: str, tmp_path: Path
 ) -> None:
-    said = tmp_path / "said"
+    printed = tmp_path / "printed"
     when = str(time.monotonic() + 0.5)  # all processes have started by then
-    with said.open("wb") as output:
+    with printed.open("wb") as output:
         booting = [
             launch("tests.db.boot", durable_dsn, ELSEWHERE, when, output=output.fileno()) for _ in range(10)
         ]
     assert [await process.ends() for process in booting] == [0] * 10
-    assert said.read_text() == "0\n" * 10
+    assert printed.read_text() == "0\n" * 10
     assert await dump(sql, ELSEWHERE) == await dump(sql, "gen_durable")
 
 
@@ -152,10 +152,10 @@ async def test_newer_schema_that_works_with_this_code_is_used(
             assert blocking.count() == 0
         with checked():
             assert (await migrate_schema(durable_dsn, "gen_durable")).version == newest
-    said = (
+    message = (
         f"schema 'gen_durable' has version {newest}; this gen_durable has version {LATEST} and works with it"
     )
-    assert [record.message for record in caplog.records] == [said] * 2 * works
+    assert [record.message for record in caplog.records] == [message] * 2 * works
     with pytest.raises(SchemaVersionError):  # only newer code can revert it
         await migrate_schema(durable_dsn, "gen_durable", LATEST - 1)
 

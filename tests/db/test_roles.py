@@ -116,10 +116,10 @@ async def test_role_that_may_create_schemas_creates_the_schema(sql: Any, durable
 async def test_role_without_privileges_gets_an_error_and_leaves_nothing(
     sql: Any, durable_dsn: str, role: str
 ) -> None:
-    said = (
+    message = (
         r"permission denied for database (\S+) \(SQLSTATE 42501\); grant create on database \1 to this role"
     )
-    with pytest.raises(StatementError, match=said):
+    with pytest.raises(StatementError, match=message):
         async with AsyncClient(as_role(durable_dsn, role), settings=OWN):
             pass
     assert not await sql.fetchval("select exists (select from pg_namespace where nspname = 'shop')")

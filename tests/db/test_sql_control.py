@@ -137,8 +137,8 @@ async def test_key_taken_by_another_instance_is_an_error(sql: Any, one: int, ver
         await sql.execute("select gen_durable.insert('A', step => 's', correlation_key => 'k')")
     holder = await sql.fetchval("select max(id) from gen_durable.gen_durable")
     key = "unique_key" if verb == "restore" else "correlation_key"
-    said = f"cannot {verb} instance {one}: its {key} belongs to A {holder} now"
-    with pytest.raises(asyncpg.PostgresError, match=said) as refused:
+    message = f"cannot {verb} instance {one}: its {key} belongs to A {holder} now"
+    with pytest.raises(asyncpg.PostgresError, match=message) as refused:
         await sql.execute(f"select gen_durable.{verb}($1::bigint)", one)
     assert refused.value.sqlstate == "GD004"
     assert refused.value.hint == f"delete {holder} first, or insert a new instance with another key"

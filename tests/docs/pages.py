@@ -245,13 +245,13 @@ class Reading:
                 self._connection.execute(f"drop owned by {name}; drop role {name}".encode())
         self._connection.close()
 
-    def _check(self, value: object, said: str) -> None:
-        assert re.fullmatch(promised(said), repr(value)), f"{value!r} is not {said}"
+    def _check(self, value: object, expected: str) -> None:
+        assert re.fullmatch(promised(expected), repr(value)), f"{value!r} is not {expected}"
         self.promise_count += 1
 
     @contextmanager
-    def _refused(self, said: str) -> Generator[None]:
-        with pytest.raises(Exception, match=promised(said)) as raised:
+    def _refused(self, expected: str) -> Generator[None]:
+        with pytest.raises(Exception, match=promised(expected)) as raised:
             yield
         assert not isinstance(raised.value, AssertionError)
         self.promise_count += 1

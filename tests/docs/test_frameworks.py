@@ -74,14 +74,14 @@ def test_settings_and_commands_of_the_page_work(
     monkeypatch.setattr("gen_durable.worker.Worker.run", lambda worker, **_: served.append(worker))
     files = {file: text for _, file, text in BLOCKS if file}
     (tmp_path / "shop.py").write_text(files["shop.py"], encoding="utf-8")
-    said: dict[str, Any] = {}
-    exec(files["settings.py"], said)
-    assert set(said["INSTALLED_APPS"]) == {"gen_durable.contrib.django"}
+    configured: dict[str, Any] = {}
+    exec(files["settings.py"], configured)
+    assert set(configured["INSTALLED_APPS"]) == {"gen_durable.contrib.django"}
     commands = [line for language, _, text in BLOCKS if language == "sh" for line in text.splitlines()]
     try:
         with (
             site.on(durable_dsn),
-            override_settings(GEN_DURABLE=said["GEN_DURABLE"], MIGRATION_MODULES=site.AT_ONCE),
+            override_settings(GEN_DURABLE=configured["GEN_DURABLE"], MIGRATION_MODULES=site.AT_ONCE),
         ):
             call_command("migrate", run_syncdb=True, verbosity=0)
             for line in commands:

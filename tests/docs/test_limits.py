@@ -10,13 +10,13 @@ from gen_durable.cli.root import root
 
 @pytest.mark.clause("FLOW-16")
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         (["rm", "tenant"], "limit 'tenant' does not exist"),
         (["set", "crm=fast"], "crm=fast"),
     ],
 )
-def test_unsupported_commands_are_rejected(command: list[str], said: str, durable_dsn: str) -> None:
+def test_unsupported_commands_are_rejected(command: list[str], message: str, durable_dsn: str) -> None:
     answer = CliRunner().invoke(root, ["limits", *command, "--dsn", durable_dsn])
     assert answer.exit_code == 2
-    assert said in answer.output
+    assert message in answer.output

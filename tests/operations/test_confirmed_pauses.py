@@ -82,11 +82,11 @@ async def test_nothing_begins_after_a_confirmed_pause(
         for kind in ("AsyncClient", "Client"):
             await asyncio.gather(*map(_begins, chains))
             if kind == "Client":
-                said = await asyncio.to_thread(_pause_blocking, durable_dsn)
+                queue = await asyncio.to_thread(_pause_blocking, durable_dsn)
             else:
-                said = await client.pause_queue("default", wait=True, timeout=PATIENCE)
+                queue = await client.pause_queue("default", wait=True, timeout=PATIENCE)
             paused = time.monotonic()
-            assert said.is_paused
+            assert queue.is_paused
             await asyncio.sleep(0.6)
             late = [began - paused for chain in chains for began in chain.began if began > paused]
             assert late == [], kind

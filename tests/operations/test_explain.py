@@ -50,7 +50,7 @@ async def served(database: Database) -> None:
 async def reasons(client: Any, id: int) -> list[Any]:
     explained: Explanation = await client.explain(id)
     assert explained.id == id
-    assert str(explained).startswith(f"A {id} is {explained.status} at step s\n  ")
+    assert str(explained).startswith(f"A {id} has status {explained.status} at step s\n  ")
     # Reasons survive a JSON round trip.
     assert msgspec.json.decode(msgspec.json.encode(explained), type=Explanation) == explained
     return list(explained.reasons)

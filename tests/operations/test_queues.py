@@ -182,8 +182,8 @@ async def test_concurrency_override_applies_to_running_workers(db: Any, durable_
         refs = await worker.insert_all([Spec(Slow, n) for n in range(8)])
         await _reaches(lambda: running == 1)
         async with AsyncClient(durable_dsn) as other:
-            said = await other.set_queue("default", concurrency=4)
-            assert said == QueueControl(name="default", is_paused=False, concurrency=4)
+            queue = await other.set_queue("default", concurrency=4)
+            assert queue == QueueControl(name="default", is_paused=False, concurrency=4)
             await _reaches(lambda: running == 4)
             await other.set_queue("default", concurrency=2)
         (runner,) = worker._engine._runners  # type: ignore[union-attr]

@@ -84,5 +84,5 @@ class Chatter(Machine[int, int]):
 
     @step
     async def talk(self, ctx: Context[int]) -> Outcome[int]:
-        event = Event("said", {"left": ctx.state})
+        event = Event("left", {"left": ctx.state})
         return Next(self.talk, ctx.state - 1, emit=event) if ctx.state > 1 else Done(0, emit=event)

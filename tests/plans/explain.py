@@ -21,7 +21,7 @@ from gen_durable._db.runner import run_asyncpg
 
 T = TypeVar("T")
 
-TABLES: Final = frozenset({"gen_durable", "signals", "executions", "outbox"})
+TABLES: Final = frozenset({"gen_durable", "signals", "executions", "outbox", "audit_events"})
 _REPORTS: Final = {
     "auto_explain.log_min_duration": "0",
     "auto_explain.log_analyze": "on",

@@ -178,13 +178,13 @@ class Interrupted:
 
     def __init__(self, answer: BaseException) -> None:
         self._answer = answer
-        self.said: list[str] = []
+        self.statements: list[str] = []
 
     def get_server_version(self) -> tuple[int, ...]:
         return (18, 0)
 
     async def execute(self, text: str) -> None:
-        self.said.append(text)
+        self.statements.append(text)
         if text.startswith("begin"):
             raise self._answer
 

@@ -194,22 +194,22 @@ async def test_unreachable_database_answers_503(
 
 async def post_when_served(app: Inbound, path: str) -> list[Any]:
     """Start `app` like a server, post one webhook, stop it; return the lifespan messages and the answer."""
-    said: list[Any] = []
+    sent: list[Any] = []
     orders: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     started = asyncio.Event()
 
     async def send(message: Any) -> None:
-        said.append(message)
+        sent.append(message)
         started.set()
 
     serving = asyncio.create_task(app({"type": "lifespan"}, orders.get, send))
     await orders.put({"type": "lifespan.startup"})
     await asyncio.wait_for(started.wait(), PATIENCE.total_seconds())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here") as client:
-        said.append(await client.post(path, content=b"{}", headers={"webhook-id": "1"}))
+        sent.append(await client.post(path, content=b"{}", headers={"webhook-id": "1"}))
     await orders.put({"type": "lifespan.shutdown"})
     await asyncio.wait_for(serving, PATIENCE.total_seconds())
-    return said
+    return sent
 
 
 async def test_standalone_endpoint_opens_and_closes_its_client(async_durable: AsyncHarness) -> None:

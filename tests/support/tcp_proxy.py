@@ -21,6 +21,7 @@ from tests.support.wire_proxy import _names, _socket_of
 __all__ = [
     "BEGIN",
     "COMMIT",
+    "DELETE_DONE",
     "FINISH",
     "FLUSH",
     "INBOX",
@@ -52,6 +53,7 @@ _HEADER: Final = struct.Struct("!ci")
 PICK: Final = "pick"
 INBOX: Final = "inboxes"
 PLAIN: Final = "commit_plain"
+DELETE_DONE: Final = "delete_done"
 FLUSH: Final = "commit"
 LOCK_FOR_EFFECT: Final = "lock_for_effect"
 FINISH: Final = "finish"

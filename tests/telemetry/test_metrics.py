@@ -146,8 +146,8 @@ def test_command_line_serves_metrics(durable_dsn: str) -> None:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
                 assert b"gen_durable_database_up 1.0" in answer.read()
             again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-            said = f"gen-durable: --metrics 127.0.0.1:{port}: Address already in use\n"
-            assert (again.returncode, again.stderr) == (2, said)
+            message = f"gen-durable: --metrics 127.0.0.1:{port}: Address already in use\n"
+            assert (again.returncode, again.stderr) == (2, message)
         finally:
             worker.terminate()
     assert worker.returncode == 0

@@ -30,15 +30,15 @@ def test_assert_done_fails_for_another_result(durable: Harness) -> None:
 @pytest.mark.parametrize(
     ("before", "message"),
     [
-        ("nothing", "Checkout 1 is not done; it is runnable at step 'start', drain() runs it"),
+        ("nothing", "Checkout 1 is not done; it has status runnable at step 'start', drain() runs it"),
         (
             "drain",
-            "Checkout 1 is not done; it is awaiting_signal at step 'ship', "
+            "Checkout 1 is not done; it has status awaiting_signal at step 'ship', "
             "waiting for 'payment_confirmed', 'withdrawn'",
         ),
         (
             "withdraw",
-            "Checkout 1 is not done; it is failed at step 'ship', last error: the customer withdrew",
+            "Checkout 1 is not done; it has status failed at step 'ship', last error: the customer withdrew",
         ),
     ],
 )
@@ -58,7 +58,7 @@ def test_assert_done_names_the_children_a_parent_waits_for(durable: Harness) -> 
     with pytest.raises(AssertionError, match="still runs"):
         durable.drain(max_steps=1)
     with pytest.raises(
-        AssertionError, match=r"it is awaiting_children at step 'join', waiting for 2 children$"
+        AssertionError, match=r"it has status awaiting_children at step 'join', waiting for 2 children$"
     ):
         durable.assert_done(shipment)
 
@@ -87,7 +87,7 @@ def test_assert_failed_matches_the_reason(durable: Harness) -> None:
     assert durable.assert_failed(lost, match="^lost").id == lost.id
     with pytest.raises(AssertionError, match="failed with 'lost in the post', which does not match 'burnt'"):
         durable.assert_failed(lost, match="burnt")
-    with pytest.raises(AssertionError, match="Parcel 2 is not failed; it is done"):
+    with pytest.raises(AssertionError, match="Parcel 2 is not failed; it has status done"):
         durable.assert_failed(found)
 
 
@@ -99,10 +99,10 @@ def test_assert_cancelled_matches_the_reason(durable: Harness) -> None:
     assert durable.assert_cancelled(lost, match="twice$").cancel_reason == "sent twice"
     with pytest.raises(AssertionError, match="was cancelled for 'sent twice', which does not match 'burnt'"):
         durable.assert_cancelled(lost, match="burnt")
-    with pytest.raises(AssertionError, match="Parcel 2 is not cancelled; it is done"):
+    with pytest.raises(AssertionError, match="Parcel 2 is not cancelled; it has status done"):
         durable.assert_cancelled(found)
     with pytest.raises(
-        AssertionError, match=r"Parcel 1 is not done; it is cancelled .*, cancel reason: sent twice"
+        AssertionError, match=r"Parcel 1 is not done; it has status cancelled .*, cancel reason: sent twice"
     ):
         durable.assert_done(lost)
 
@@ -136,7 +136,7 @@ def test_assert_at_checks_the_step(durable: Harness) -> None:
     durable.assert_at(order, Checkout.start)
     durable.drain()
     assert durable.assert_at(order, "ship").is_parked
-    with pytest.raises(AssertionError, match="is at step 'ship', not 'start'; it is awaiting_signal"):
+    with pytest.raises(AssertionError, match="is at step 'ship', not 'start'; it has status awaiting_signal"):
         durable.assert_at(order, Checkout.start)
 
 

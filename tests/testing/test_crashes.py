@@ -17,7 +17,7 @@ def test_crash_before_the_commit_repeats_the_step(durable: Harness) -> None:
     order = durable.insert(Checkout, Order(42))
     with durable.crash_at(Checkout.start), pytest.raises(Crash, match="before_commit of start"):
         durable.drain()
-    with pytest.raises(AssertionError, match="it is executing at step 'start'"):
+    with pytest.raises(AssertionError, match="it has status executing at step 'start'"):
         durable.assert_awaiting(order)
     assert durable.drain() == DrainCounts(awaiting=1)
     durable.assert_at(order, Checkout.ship)

@@ -93,7 +93,7 @@ def test_drain_counts_failures_and_cancels(durable: Harness) -> None:
     found = durable.get(cancelled)
     assert found is not None
     assert (found.status, found.last_error) == (Status.CANCELLED, "nothing to charge")
-    with pytest.raises(AssertionError, match="is not done; it is cancelled at step 'run'"):
+    with pytest.raises(AssertionError, match="is not done; it has status cancelled at step 'run'"):
         durable.assert_done(cancelled)
 
 

@@ -51,7 +51,9 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 def check(result: pytest.RunResult, path: Path) -> None:
     result.assert_outcomes(passed=3, failed=1)
-    result.stdout.fnmatch_lines(["*Hello 1 is not done; it is runnable at step 'greet', drain() runs it*"])
+    result.stdout.fnmatch_lines(
+        ["*Hello 1 is not done; it has status runnable at step 'greet', drain() runs it*"]
+    )
     dsns = (path / "dsns").read_text(encoding="utf-8").split()
     assert len(dsns) == 4
     for dsn in dsns:

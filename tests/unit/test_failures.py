@@ -157,11 +157,11 @@ def test_characters_postgresql_rejects_are_escaped() -> None:
     text.encode()
 
 
-@pytest.mark.parametrize("said", ["", "x" * 100_000])
-def test_messages_are_truncated(said: str) -> None:
-    message = facts(ValueError(said))["message"]
+@pytest.mark.parametrize("original", ["", "x" * 100_000])
+def test_messages_are_truncated(original: str) -> None:
+    message = facts(ValueError(original))["message"]
     assert len(message) <= 8000
-    assert said.startswith(message[:-1])
+    assert original.startswith(message[:-1])
 
 
 class Mute(Exception):  # noqa: N818 - it says nothing

@@ -466,8 +466,8 @@ class Plain:
 @pytest.mark.parametrize("type_", [Plain, list[Plain], dict[str, Plain | None], complex])
 def test_class_without_json_form_is_rejected(type_: Any) -> None:
     name = "complex" if type_ is complex else "Plain"
-    said = rf"the state of machine 'M'.*no JSON form is known for class \S*{name}\); make \S*{name} a dataclass, a msgspec.Str"
-    with pytest.raises(StateTypeError, match=said):
+    message = rf"the state of machine 'M'.*no JSON form is known for class \S*{name}\); make \S*{name} a dataclass, a msgspec.Str"
+    with pytest.raises(StateTypeError, match=message):
 
         class M(Machine[type_]):
             @step

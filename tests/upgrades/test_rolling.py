@@ -134,8 +134,10 @@ async def test_old_and_new_code_on_the_new_schema(
             versions = {each.name: each.schema_version for each in await client.workers()}
             assert versions == {before.name: LATEST, started_later.name: LATEST, upgraded.name: NEXT}
     all_workers = (before, started_later, upgraded)
-    said = f"schema 'gen_durable' has version {NEXT}; this gen_durable has version {LATEST} and works with it"
-    assert [each.log().count(f"INFO {said}") for each in all_workers] == [0, 1, 0]
+    output = (
+        f"schema 'gen_durable' has version {NEXT}; this gen_durable has version {LATEST} and works with it"
+    )
+    assert [each.log().count(f"INFO {output}") for each in all_workers] == [0, 1, 0]
     troubles = [line for each in all_workers for line in each.log() if line.startswith("ERROR")]
     assert [line for line in troubles if "on purpose" not in line and "ledger" not in line] == []
     owners = await db.fetch("select distinct lease_owner from gen_durable.executions")
@@ -177,8 +179,8 @@ asyncio.run(main())
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
     )
-    said, errors = await process.communicate()
-    assert (process.returncode, said.decode()) == (0, f"{LATEST} 4\n"), errors.decode()
+    output, errors = await process.communicate()
+    assert (process.returncode, output.decode()) == (0, f"{LATEST} 4\n"), errors.decode()
 
 
 async def test_new_code_refuses_the_old_schema(durable_dsn: str, new: Path, tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ async def main(dsn: str, name: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     settings = Settings(poll_interval=timedelta(milliseconds=50), lease=timedelta(seconds=6))
     async with Worker(
-        ALL, dsn=dsn, settings=settings, queues={"default": 10, name: 10}, sinks=said
+        ALL, dsn=dsn, settings=settings, queues={"default": 10, name: 10}, sinks=publish
     ) as worker:
         sys.stdout.write(f"{LATEST} {worker.name}\n")
         sys.stdout.flush()
         await asyncio.to_thread(sys.stdin.read)
 
 
-async def said(event: object) -> None:
+async def publish(event: object) -> None:
     """Accept every event."""
 
 

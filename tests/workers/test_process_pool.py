@@ -122,7 +122,7 @@ async def test_dead_process_crashes_only_its_execution(
             "exit": "exited with code 7",
             "fork": "was killed by SIGKILL",
         }
-        for number, (what, said) in enumerate(deaths.items(), 1):
+        for number, (what, ending) in enumerate(deaths.items(), 1):
             beside = await worker.insert(Crunch, Work("", number=300), step="beside")
             ref = await worker.insert(Crunch, Work(what, number=1), step="die")
             crashed = await events.wait(ReaperReaped, count=number)
@@ -135,7 +135,7 @@ async def test_dead_process_crashes_only_its_execution(
                 "select * from gen_durable.executions where instance_id = $1 and status = 'ABORTED'", ref.id
             )
             assert record["outcome"] == "lease", what
-            assert f"step crashed: Crunch {ref.id}, step die: its process {said}" in caplog.text
+            assert f"step crashed: Crunch {ref.id}, step die: its process {ending}" in caplog.text
 
 
 async def test_step_that_always_kills_its_process_is_poison(durable_dsn: str) -> None:

@@ -22,6 +22,7 @@ from .control import (
 )
 from .history import audit, audit_level, audit_log, events, replay, set_audit
 from .inserts import given_state, insert, insert_all
+from .named_inserts import NamedResult, check_registered, insert_named
 from .operations import (
     PauseConfirmation,
     doctor,
@@ -36,11 +37,12 @@ from .operations import (
     workers,
 )
 from .reads import Filters, children, count, executions, explain, get, page
-from .signals import receive, signal
+from .signals import receive, signal, signal_with_reason
 from .waits import Poll, Wait, checked_until, current
 
 __all__ = [
     "Filters",
+    "NamedResult",
     "PauseConfirmation",
     "Poll",
     "Wait",
@@ -50,6 +52,7 @@ __all__ = [
     "cancel",
     "cancel_all",
     "cancel_batch",
+    "check_registered",
     "checked_until",
     "children",
     "count",
@@ -65,6 +68,7 @@ __all__ = [
     "given_state",
     "insert",
     "insert_all",
+    "insert_named",
     "limits",
     "page",
     "pause_confirmation",
@@ -86,6 +90,7 @@ __all__ = [
     "set_limit",
     "set_queue",
     "signal",
+    "signal_with_reason",
     "soft_delete",
     "workers",
 ]

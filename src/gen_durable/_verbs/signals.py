@@ -6,7 +6,7 @@ from typing import Any
 
 from .._checks import checked_key, checked_name
 from .._core.codec import encode
-from .._db import signals
+from .._db import audit, signals
 from .._db.plan import Plan
 from .._tracing import traceparent_of_signal
 from ..config import Settings
@@ -14,8 +14,9 @@ from ..errors import NoTargetError
 from ..instance import Delivered, Delivery, DuplicateSignal
 from ..refs import Key, Target, key_text, target_value
 from ..signals import Signal
+from .common import checked_actor, checked_reason
 
-__all__ = ["receive", "signal"]
+__all__ = ["receive", "signal", "signal_with_reason"]
 
 
 def signal(
@@ -36,6 +37,24 @@ def signal(
     if not arrival.is_new:
         return DuplicateSignal(arrival.id), set()
     return Delivered(arrival.id, arrival.has_woken), {arrival.queue} if arrival.has_woken else set()
+
+
+def signal_with_reason(
+    target: Target,
+    name: str,
+    payload: Any,
+    dedup_key: Key | None,
+    settings: Settings,
+    reason: str | None,
+    actor: str | None,
+) -> Plan[Delivery]:
+    """Deliver a signal, with actor and reason in its audit event. Needs a transaction."""
+    delivery, _ = yield from signal(target, name, payload, dedup_key, settings)
+    if isinstance(delivery, Delivered):
+        yield from audit.give_reason(
+            delivery.id, "signalled", checked_reason(reason), checked_actor(actor), {"signal": name}
+        )
+    return delivery
 
 
 def receive(

@@ -11,11 +11,9 @@ import msgspec
 
 from .. import _verbs
 from .._checks import checked_delay, checked_moment, checked_name
-from .._db import audit, insert_by_name, snapshots
 from .._db.insert_by_name import NamedInsert
 from .._db.plan import Plan
-from .._dictionary import did_you_mean
-from ..config import Settings
+from .._verbs import NamedResult
 from ..errors import NoTargetError
 from ..instance import Delivered, Delivery
 from .connection import DatabaseOptions, database_options
@@ -24,16 +22,7 @@ from .groups import action_options
 from .json_text import json_option, print_json, read_json
 from .options import duration, moment, target
 
-__all__ = ["check_known", "insert", "signal"]
-
-
-class Insertion(msgspec.Struct, frozen=True):
-    """The result of an insert."""
-
-    id: int
-    inserted: bool
-    status: str
-    """Status of the new instance, or of the one that has the key."""
+__all__ = ["insert", "signal"]
 
 
 @click.command()
@@ -158,7 +147,8 @@ def signal(
     TARGET is an id or a correlation key. PAYLOAD-JSON is the payload. Default: null. "-" reads standard input.
     """
     text = read_json(payload, "the payload", db.settings.max_payload)
-    plan = _signalling(to, name, text, dedup_key, db.settings, reason, actor)
+    raw = msgspec.Raw(text.encode())
+    plan = _verbs.signal_with_reason(to, name, raw, dedup_key, db.settings, reason, actor)
     found = asyncio.run(_signal(db, to, plan))
     is_awaited = isinstance(found, Delivered) and found.is_awaited
     if as_json:
@@ -192,33 +182,11 @@ def _checked(
     }
 
 
-async def _insert(db: DatabaseOptions, new: NamedInsert, reason: str | None, actor: str | None) -> Insertion:
+async def _insert(
+    db: DatabaseOptions, new: NamedInsert, reason: str | None, actor: str | None
+) -> NamedResult:
     async with db.open() as database:
-        check_known(new, await database.run(insert_by_name.known_versions()))
-        return await database.run_in_transaction(_insertion(new, reason, actor))
-
-
-def _insertion(new: NamedInsert, reason: str | None, actor: str | None) -> Plan[Insertion]:
-    id, is_new = yield from insert_by_name.insert(new)
-    if is_new:
-        yield from audit.give_reason(id, "created", reason, actor, {"machine": new.fsm})
-    row = yield from snapshots.get(id)
-    # The instance that has the key may have been removed since.
-    return Insertion(id, is_new, "gone" if row is None else row["status"])
-
-
-def check_known(new: NamedInsert, known: Any) -> None:
-    """Reject a machine or version that no worker has registered: no worker would run it."""
-    versions = known.get(new.fsm)
-    if versions is None:
-        hint = did_you_mean(new.fsm, tuple(known))
-        there = f"registered: {', '.join(known)}" if known else "none is registered"
-        raise Failure(f"no worker has registered machine '{new.fsm}'{hint} ({there}). Start its worker once.")
-    if new.version is not None and new.version not in versions:
-        raise Failure(
-            f"no worker has registered version {new.version} of {new.fsm} "
-            f"(registered: {', '.join(map(str, versions))}). Start its worker once."
-        )
+        return await database.run_in_transaction(_verbs.insert_named(new, reason, actor))
 
 
 async def _signal(db: DatabaseOptions, to: int | str, plan: Plan[Delivery]) -> Delivery:
@@ -231,19 +199,3 @@ async def _signal(db: DatabaseOptions, to: int | str, plan: Plan[Delivery]) -> D
                     f"{error}. If {to} is a correlation key: gen-durable ls --correlation-key {to}"
                 ) from error
             raise
-
-
-def _signalling(
-    to: int | str,
-    name: str,
-    payload: str,
-    dedup_key: str | None,
-    settings: Settings,
-    reason: str | None,
-    actor: str | None,
-) -> Plan[Delivery]:
-    raw = msgspec.Raw(payload.encode())
-    delivery, _ = yield from _verbs.signal(to, name, raw, dedup_key, settings)
-    if isinstance(delivery, Delivered):
-        yield from audit.give_reason(delivery.id, "signalled", reason, actor, {"signal": name})
-    return delivery

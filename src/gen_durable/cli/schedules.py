@@ -15,7 +15,7 @@ from rich.text import Text
 
 from .. import _verbs
 from .._checks import checked_name, duration_text
-from .._db import insert_by_name, snapshots
+from .._db import snapshots
 from .._db.insert_by_name import NamedInsert
 from .._db.plan import Plan
 from .._db.schedules import Definition
@@ -26,7 +26,6 @@ from .failure import Failure
 from .groups import ListGroup, action_options
 from .json_text import json_option, print_json, print_json_rows, raw, read_json, readable
 from .options import duration
-from .producing import check_known
 from .rows import age_text, clean, print_columns
 
 __all__ = ["schedules"]
@@ -238,7 +237,7 @@ def _listing() -> Plan[tuple[datetime, Sequence[ScheduleRecord]]]:
 def _add(
     definition: Definition, new: NamedInsert, reason: str | None, actor: str | None
 ) -> Plan[ScheduleRecord]:
-    check_known(new, (yield from insert_by_name.known_versions()))
+    yield from _verbs.check_registered(new)
     record, _ = yield from _verbs.schedules.put_definition(definition, _NOW, reason, actor)
     return record
 

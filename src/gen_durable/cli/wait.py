@@ -124,4 +124,4 @@ async def _show_progress(database: Database, row: Row) -> None:
 def _summary(row: Row, still: str) -> str:
     details = note(row, datetime.now(UTC))
     end = f": {details}" if details else ""
-    return f"{clean(row['fsm'])} {row['id']} is {still}{row['status']} at step '{clean(row['step'])}'{end}"
+    return f"{clean(row['fsm'])} {row['id']} {still}has status {row['status']} at step '{clean(row['step'])}'{end}"

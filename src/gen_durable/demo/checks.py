@@ -65,7 +65,7 @@ def _nothing_lost(evidence: Evidence) -> _Claim:
     count = len(evidence.sent)
     gone = set(evidence.sent) - {one.id for one in evidence.checkouts}
     unfinished = [
-        f"{one.machine} {one.id} is {one.status.value} at step '{one.step}': {one.last_error or 'no error'}"
+        f"{one.machine} {one.id} has status {one.status.value} at step '{one.step}': {one.last_error or 'no error'}"
         for one in _every(evidence)
         if one.status is not Status.DONE
     ]

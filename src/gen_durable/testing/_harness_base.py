@@ -258,7 +258,7 @@ class HarnessBase:
 
     def _described(self, instance: Instance[Any, Any]) -> str:
         """Describe the current state of an instance, for a failed assertion."""
-        parts = [f"it is {instance.status} at step '{instance.step}'"]
+        parts = [f"it has status {instance.status} at step '{instance.step}'"]
         if instance.attempt:
             is_next = " is next" if instance.status is Status.RUNNABLE else ""
             parts.append(f"attempt {instance.attempt + 1}{is_next}")

@@ -211,14 +211,14 @@ async def test_json_that_python_cannot_decode_fails_only_its_instance(
         await worker.signal(passed, "go")
         after = await worker.insert(eats, "fine", priority=1)
         assert (await worker.wait(after, timeout=PATIENCE)).result == "eaten", "the queue went on"
-        for id, said in (
+        for id, message in (
             (job_id, "the state of sql.eats.v1"),
             (machine_id, "the state of Waits"),
             (woken.id, "the payload of signal 'go'"),
         ):
             failed = await worker.wait(id, timeout=PATIENCE)
             assert failed.status is Status.FAILED
-            assert f"DecodeError: {said}" in str(failed.last_error)
+            assert f"DecodeError: {message}" in str(failed.last_error)
             assert problem in str(failed.last_error)
         assert (await worker.wait(passed, timeout=PATIENCE)).result == "gone", "it never read that signal"
         (letter,) = await worker.list(dead)

@@ -1,0 +1,54 @@
+"""Insert instances of machines that are known by name only: for the command line."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .._db import audit, insert_by_name, snapshots
+from .._db.insert_by_name import NamedInsert
+from .._db.plan import Plan
+from .._dictionary import did_you_mean
+from ..errors import UsageError
+from .common import checked_actor, checked_reason
+
+__all__ = ["NamedResult", "check_registered", "insert_named"]
+
+
+class NamedResult(msgspec.Struct, frozen=True):
+    """The result of an insert."""
+
+    id: int
+    inserted: bool
+    status: str
+    """Status of the new instance, or of the one that has the key."""
+
+
+def insert_named(new: NamedInsert, reason: str | None, actor: str | None) -> Plan[NamedResult]:
+    """Insert one instance. Raises UsageError if no worker has registered its machine or version."""
+    yield from check_registered(new)
+    id, is_new = yield from insert_by_name.insert(new)
+    if is_new:
+        yield from audit.give_reason(
+            id, "created", checked_reason(reason), checked_actor(actor), {"machine": new.fsm}
+        )
+    row = yield from snapshots.get(id)
+    # The instance that has the key may have been removed since.
+    return NamedResult(id, is_new, "gone" if row is None else row["status"])
+
+
+def check_registered(new: NamedInsert) -> Plan[None]:
+    """Reject a machine or version that no worker has registered: no worker would run it."""
+    known = yield from insert_by_name.known_versions()
+    versions = known.get(new.fsm)
+    if versions is None:
+        hint = did_you_mean(new.fsm, tuple(known))
+        registered = f"registered: {', '.join(known)}" if known else "none is registered"
+        raise UsageError(
+            f"no worker has registered machine '{new.fsm}'{hint} ({registered})", "start its worker once"
+        )
+    if new.version is not None and new.version not in versions:
+        raise UsageError(
+            f"no worker has registered version {new.version} of {new.fsm} "
+            f"(registered: {', '.join(map(str, versions))})",
+            "start its worker once",
+        )
