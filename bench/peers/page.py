@@ -10,7 +10,7 @@ from .charts import CHARTS, charts
 from .report import columns, rows_of, verdicts
 from .results import Results
 from .systems import OURS, ROOT
-from .workloads import WORKLOADS, Workload
+from .workloads import TIMEOUT, WORKLOADS, Workload
 
 __all__ = ["PAGE", "RESULTS", "files", "publish"]
 
@@ -117,6 +117,11 @@ def _workloads(results: Results) -> Iterator[str]:
             yield f"### {workload.title[0].upper()}{workload.title[1:]}"
             yield workload.note
             yield _table(("", *columns(workload)), rows)
+            for system, about in results.systems.items():
+                if not results.median(workload.name, system) and (
+                    reason := results.failure(workload.name, system)
+                ):
+                    yield f"{about['title']} failed: {reason} (limit: {TIMEOUT:.0f} s)."
 
 
 def better(results: Results) -> Iterator[str]:

@@ -15,13 +15,13 @@ from .program import AdapterError, Program
 from .server import Server, Session
 from .systems import System
 
-__all__ = ["WORKLOADS", "Bench", "Figures", "Workload"]
+__all__ = ["TIMEOUT", "WORKLOADS", "Bench", "Figures", "Workload"]
 
 Figures = dict[str, float]
 """Operations per second and microseconds of processor time per operation, or milliseconds of latency."""
 
 _POLL: Final = 0.02
-_TIMEOUT: Final = 90.0
+TIMEOUT: Final = 90.0
 _PROBES: Final = 150
 _LOAD: Final = 1000.0
 """Jobs per second during `latency under load`; at most half of what the system can do."""
@@ -87,7 +87,7 @@ class Bench:
         return f"{self._prefix}rows_{system.name}_{about['version']}_{about['schema']}_{self.rows}"
 
     def _program(self, system: System, dsn: str) -> Program:
-        return Program(system.command(self._home), dsn, self._home / "adapters.log", _TIMEOUT)
+        return Program(system.command(self._home), dsn, self._home / "adapters.log", TIMEOUT)
 
 
 class Opened:
