@@ -7,6 +7,7 @@ instance survives crashes of its process, its host and the database server.
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from ._core.records import job_state
+from ._graph import Edge, Graph, Node, check, graph
 from ._schema import migrate, migrate_async
 from ._version import VERSION
 from .async_client import AsyncClient
@@ -108,6 +109,7 @@ __all__ = [
     "Done",
     "Duplicate",
     "DuplicateSignal",
+    "Edge",
     "EncodeError",
     "Event",
     "ExecutionRecord",
@@ -116,6 +118,7 @@ __all__ = [
     "Failure",
     "Finding",
     "GenDurableError",
+    "Graph",
     "Inbox",
     "InboxFullError",
     "Inserted",
@@ -134,6 +137,7 @@ __all__ = [
     "Next",
     "NoScheduleError",
     "NoTargetError",
+    "Node",
     "NotDoneError",
     "NotLoadedError",
     "NotRetried",
@@ -171,6 +175,8 @@ __all__ = [
     "WorkerStoppedError",
     "__version__",
     "backoff",
+    "check",
+    "graph",
     "job",
     "job_state",
     "migrate",

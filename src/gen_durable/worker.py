@@ -45,7 +45,9 @@ from .connections import Dsn
 from .definition import MachineDef
 from .errors import SettingsError, UsageError, WorkerStoppedError
 from .events import Sink, SinkLike
+from .jobs import Job
 from .limits import Limit, checked_limits
+from .machine import Machine
 from .schedules import Schedule
 from .telemetry import PickStop, Telemetry
 
@@ -156,6 +158,11 @@ class Worker(AsyncClient):
         self._limits: tuple[Limit, ...] = checked_limits(limits)
         self._engine: Engine | None = None
         self._scope: FailureScope | None = None
+
+    @property
+    def registered(self) -> list[Machine[Any, Any] | Job[Any, Any]]:
+        """The machine objects and jobs that it runs."""
+        return self._registry.machines
 
     def run(self, *, processes: int | None = None, on_ready: Callable[[], None] = lambda: None) -> None:
         """Run until SIGTERM or SIGINT.

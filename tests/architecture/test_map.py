@@ -7,7 +7,13 @@ import re
 from tests.architecture.sources import PACKAGE, ROOT, python_files, sql_files
 
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
-SECTIONS = {"_verbs": "`_verbs/`", "_runtime": "`_runtime/`", "_db": "`_db/`", "_core": "`_core/`"}
+SECTIONS = {
+    "_verbs": "`_verbs/`",
+    "_runtime": "`_runtime/`",
+    "_db": "`_db/`",
+    "_core": "`_core/`",
+    "_graph": "`_graph/`",
+}
 # Packages that have one row for all their modules.
 WHOLE = {"cli", "demo", "testing", "contrib", "embedded", "sinks"}
 IDENTIFIER = re.compile(r"[A-Za-z_][\w.]*(?:\(\))?")

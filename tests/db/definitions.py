@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from gen_durable._graph.description import Description
 from gen_durable.definition import MachineDef, StepDef
 
 
-def machine(version: int, initial: str, queue: str) -> MachineDef:
+def machine(version: int, initial: str, queue: str) -> Description:
     steps = {initial: StepDef(name=initial, function=print, is_async=False)}
-    return MachineDef(
+    definition = MachineDef(
         name="Checkout",
         version=version,
         queue=queue,
@@ -16,3 +17,4 @@ def machine(version: int, initial: str, queue: str) -> MachineDef:
         state_type=dict,
         result_type=dict,
     )
+    return Description(definition=definition, steps=(initial,))

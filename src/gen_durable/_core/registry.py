@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from .._graph.description import Description, describe
 from ..definition import Definition, MachineDef, definition_of
 from ..errors import DefinitionError, DuplicateMachineError, UnknownMachineError, UsageError
 from ..jobs import Job
@@ -79,6 +80,16 @@ class Registry:
     def keys(self) -> tuple[list[str], list[int]]:
         """Names and versions as two parallel lists, as the pick takes them."""
         return [fsm for fsm, _ in self._machines], [version for _, version in self._machines]
+
+    @property
+    def machines(self) -> list[Machine[Any, Any] | Job[Any, Any]]:
+        """The objects whose methods are the steps."""
+        return [registered.machine for registered in self._machines.values()]
+
+    @property
+    def descriptions(self) -> list[Description]:
+        """The machines as workers store them in the table `machines`."""
+        return [describe(machine) for machine in self.machines]
 
     def __iter__(self) -> Iterator[MachineDef]:
         return (registered.definition for registered in self._machines.values())

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from .._core.model import DeadLetter, NewInstance
-from ..definition import MachineDef
+from .._graph.description import Description
 from ..errors import LimitError, UsageError
 from . import statement_retry
 from .chunking import chunks, fits
@@ -144,15 +144,22 @@ def dead_letter_failed(failed: Mapping[int, int]) -> Plan[set[str]]:
     return {row["queue"] for row in rows}
 
 
-def register(machines: Sequence[MachineDef]) -> Plan[None]:
-    """Record initial step, queue and dead-letter receiver of machines, for producers that know only their names."""
+def register(machines: Sequence[Description]) -> Plan[None]:
+    """Store machines for producers and tools that know only their names. Writes only what has changed."""
     yield _SQL["register"](
-        fsms=[machine.name for machine in machines],
-        versions=[machine.version for machine in machines],
-        initial_steps=[machine.initial for machine in machines],
-        queues=[machine.queue for machine in machines],
-        dead_letters=[machine.dead_letter for machine in machines],
+        fsms=[each.definition.name for each in machines],
+        versions=[each.definition.version for each in machines],
+        initial_steps=[each.definition.initial for each in machines],
+        queues=[each.definition.queue for each in machines],
+        dead_letters=[each.definition.dead_letter for each in machines],
+        steps=[_json(each.steps) for each in machines],
+        graphs=[_json(each.graph) for each in machines],
+        state_schemas=[_json(each.state_schema) for each in machines],
     )
+
+
+def _json(value: object) -> str | None:
+    return None if value is None else msgspec.json.encode(value).decode()
 
 
 def _is_plain(rows: Sequence[NewInstance]) -> bool:

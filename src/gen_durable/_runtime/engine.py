@@ -198,7 +198,9 @@ class Engine:
 
     async def start(self) -> None:
         """Register the machines, schedules and the worker in the database, then start the services."""
-        await run_at_start(self._connections.client, lambda: inserts.register(list(self._context.registry)))
+        await run_at_start(
+            self._connections.client, lambda: inserts.register(self._context.registry.descriptions)
+        )
         if (level := self._settings.audit) is not None:
             await run_at_start(self._connections.client, lambda: audits.set_level(level, self._context.name))
         for schedule in self._schedules:

@@ -9,10 +9,12 @@ import click
 from .. import __version__
 from ..errors import GenDurableError
 from .audit import audit
+from .check import check
 from .control import cancel, delete, restore, retry
 from .db import db
 from .demo import demo
 from .failure import Failure
+from .graph import graph
 from .limits import limits
 from .ls import ls
 from .operations import doctor, explain, queues, workers
@@ -47,7 +49,7 @@ def root() -> None:
 
 
 for command in (
-    *(db, demo, worker),
+    *(db, demo, worker, graph, check),
     *(insert, signal, ls, show, wait, explain),
     *(cancel, retry, delete, restore),
     *(workers, queues, limits, schedules, outbox, audit, doctor),

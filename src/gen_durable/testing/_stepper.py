@@ -195,7 +195,7 @@ class Stepper:
     async def _recover(self, database: Plans) -> None:
         """Register new machines and take back expired leases, as a new process would."""
         if self._has_new_machines:
-            await database.run(inserts.register(list(self.registry)))
+            await database.run(inserts.register(self.registry.descriptions))
             self._has_new_machines = False
         ours, others = await database.run(clock.end_leases(self._name))
         if not ours and not others:

@@ -155,13 +155,16 @@ create index gen_durable_schedule_live on gen_durable.gen_durable (schedule) whe
 create index gen_durable_resting on gen_durable.gen_durable (fsm collate "C", queue, fsm_version, status, rest_step, id)
   where status not in ('runnable', 'executing') and deleted_at is null;
 
--- Machines that workers have registered: defaults for SQL producers, and the dead-letter job for the reaper.
+-- Machines that workers have registered: defaults for SQL producers, the dead-letter job for the reaper, and what tools show.
 create table gen_durable.machines (
   fsm          text not null,
   fsm_version  int not null,
   initial_step text not null,
   queue        text not null,
   dead_letter  text,                                      -- the job that receives a dead letter when an instance fails
+  steps        jsonb,                                     -- names of its steps, in the order of the class
+  graph        jsonb,                                     -- nodes and edges, as gen_durable.graph() returns them; null: not readable
+  state_schema jsonb,                                     -- JSON Schema of the state; null: its type has none
   updated_at   timestamptz not null default statement_timestamp(),
   primary key (fsm, fsm_version)
 );

@@ -1,0 +1,64 @@
+"""`gen-durable check app.py`: find mistakes in machines before they run."""
+
+from __future__ import annotations
+
+import click
+
+from .._graph.checks import check as findings_of
+from ..errors import DefinitionError, StateTypeError, UnknownStepError
+from ..findings import Finding
+from .graph import machines_of
+from .json_text import json_option, print_json_rows
+from .rows import clean
+
+__all__ = ["check"]
+
+
+@click.command()
+@click.argument("target")
+@click.option(
+    "--ignore", multiple=True, metavar="CODE", help="Do not report findings with this code (repeatable)."
+)
+@json_option
+@click.pass_context
+def check(ctx: click.Context, target: str, ignore: tuple[str, ...], as_json: bool) -> None:
+    """Check the machines in TARGET for mistakes, without running them.
+
+    Finds unknown and unreachable steps, steps without a path to an end, loops that neither wait nor end, awaited
+    signals that are not declared, and types that cannot be stored. TARGET is as for `worker`.
+
+    Exit code 0: no problem, at most notices; 1: at least one problem; 2: TARGET cannot be imported.
+    """
+    try:
+        machines = machines_of(target)
+        findings = findings_of(*machines)
+    except DefinitionError as error:
+        machines, findings = [], [_of_definition(error)]
+    findings = [finding for finding in findings if finding.code not in ignore]
+    if as_json:
+        print_json_rows(findings)
+    else:
+        for finding in findings:
+            click.echo(f"{clean(_place(finding))}{finding.severity}: {clean(finding.what)} [{finding.code}]")
+            click.echo(f"  {clean(finding.fix)}")
+        if not findings:
+            count = len(machines)
+            click.echo(f"no problems found in {count} machine{'' if count == 1 else 's'}")
+    if any(finding.severity == "problem" for finding in findings):
+        ctx.exit(1)
+
+
+def _place(finding: Finding) -> str:
+    file, line = finding.facts.get("file"), finding.facts.get("line")
+    return f"{file}:{line}: " if file and line else ""
+
+
+def _of_definition(error: DefinitionError) -> Finding:
+    """The finding for a definition that is refused when its module is imported."""
+    code = "definition.invalid"
+    if isinstance(error, StateTypeError):
+        code = "state.unstorable"
+    elif isinstance(error, UnknownStepError):
+        code = "step.unknown"
+    what, _, fix = str(error).rpartition("; ")
+    return Finding(code=code, what=what or fix, fix=fix if what else "correct the definition")

@@ -1,0 +1,230 @@
+"""Twenty broken machines as source, and the findings of `check` for each: code and step."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["BROKEN", "HEADER"]
+
+HEADER: Final = """\
+from __future__ import annotations
+from datetime import timedelta
+from typing import Any
+from gen_durable import *
+
+class Child(Machine[int, None], name="child"):
+    @step
+    async def only(self, ctx): return Done(None)
+
+"""
+
+BROKEN: Final[dict[str, tuple[str, list[tuple[str, str | None]]]]] = {
+    "misspelled reference": (
+        """
+class M(Machine[int, None]):
+    @step
+    async def first(self, ctx): return Next(self.secnod)
+    @step
+    async def second(self, ctx): return Done(None)
+""",
+        [("step.unknown", "first"), ("step.unreachable", "second")],
+    ),
+    "misspelled name": (
+        """
+class M(Machine[int, None]):
+    @step
+    async def first(self, ctx):
+        if ctx.state: return Next("secnod")
+        return Next("second")
+    @step
+    async def second(self, ctx): return Done(None)
+""",
+        [("step.unknown", "first")],
+    ),
+    "method that is not a step": (
+        """
+class M(Machine[int, None]):
+    @step
+    async def first(self, ctx):
+        if ctx.state: return Await(then=self.second, timeout=timedelta(1))
+        return Done(None)
+    async def second(self, ctx): return Done(None)
+""",
+        [("step.unknown", "first")],
+    ),
+    "unknown step after children": (
+        """
+class M(Machine[int, None]):
+    @step
+    async def first(self, ctx):
+        if not ctx.state: return Done(None)
+        return ScheduleChildren([Spec(Child, 1)], then=self.join)
+""",
+        [("step.unknown", "first")],
+    ),
+    "unknown step in a helper": (
+        """
+class M(Machine[int, None]):
+    @step
+    async def first(self, ctx): return self._decide(ctx)
+    def _decide(self, ctx):
+        return Next(self.gone) if ctx.state else Done(None)
+""",
+        [("step.unknown", "first")],
+    ),
+    "unknown step in handle": (
+        """
+class M(Machine[int, None]):
+    @step
+    async def first(self, ctx): return Done(None)
+    def handle(self, error, ctx): return Next(self.repair)
+""",
+        [("step.unknown", "handle")],
+    ),
+    "unknown step in to=": (
+        """
+class M(Machine[int, None]):
+    @step(to=["gone"])
+    async def first(self, ctx): return Next(ctx.state)
+""",
+        [("step.unknown", None)],
+    ),
+    "target outside to=": (
+        """
+class M(Machine[int, None]):
+    @step(to=["second"])
+    async def first(self, ctx): return Next(self.third) if ctx.state else Next(self.second)
+    @step
+    async def second(self, ctx): return Done(None)
+    @step
+    async def third(self, ctx): return Done(None)
+""",
+        [("step.refused", "first")],
+    ),
+    "unreachable step": (
+        """
+class M(Machine[int, None]):
+    @step
+    async def first(self, ctx): return Done(None)
+    @step
+    async def second(self, ctx): return Done(None)
+""",
+        [("step.unreachable", "second")],
+    ),
+    "unreachable island": (
+        """
+class M(Machine[int, None]):
+    @step
+    async def first(self, ctx): return Done(None)
+    @step
+    async def second(self, ctx): return Next(self.third) if ctx.state else Done(None)
+    @step
+    async def third(self, ctx): return Next(self.second)
+""",
+        [("step.unreachable", "second"), ("step.unreachable", "third")],
+    ),
+    "initial step in the middle": (
+        """
+class M(Machine[int, None]):
+    @step
+    async def prepare(self, ctx): return Next(self.work)
+    @step(initial=True)
+    async def work(self, ctx): return Done(None)
+""",
+        [("step.unreachable", "prepare")],
+    ),
+    "no end after a wait": (
+        """
+class M(Machine[int, None]):
+    ping = Signal("ping")
+    @step
+    async def listen(self, ctx): return Await(self.ping, then=self.answer)
+    @step
+    async def answer(self, ctx): return Next(self.listen)
+""",
+        [("step.no_end", "listen")],
+    ),
+    "no outcome": (
+        """
+class M(Machine[int, None]):
+    @step
+    async def first(self, ctx): return Next(self.second)
+    @step
+    async def second(self, ctx):
+        ctx.state += 1
+""",
+        [("step.no_end", "second")],
+    ),
+    "busy loop of one step": (
+        """
+class M(Machine[int, None]):
+    @step
+    async def spin(self, ctx):
+        ctx.state += 1
+        return Next(self.spin)
+""",
+        [("loop.busy", "spin")],
+    ),
+    "busy loop of two steps behind a path": (
+        """
+class M(Machine[int, None], retry=Backoff(max_attempts=3)):
+    @step
+    async def first(self, ctx): return Next(self.ping) if ctx.state else Done(None)
+    @step
+    async def ping(self, ctx): return Next(self.pong)
+    @step
+    async def pong(self, ctx): return Next(self.ping)
+""",
+        [("loop.busy", "ping")],
+    ),
+    "endless retry": (
+        """
+class M(Machine[int, None]):
+    @step
+    async def first(self, ctx): return Retry()
+""",
+        [("loop.busy", "first")],
+    ),
+    "undeclared signal by name": (
+        """
+class M(Machine[int, None]):
+    paid = Signal("paid", int)
+    @step
+    async def first(self, ctx): return Await("payd", then=self.second)
+    @step
+    async def second(self, ctx): return Done(None)
+""",
+        [("signal.undeclared", "first")],
+    ),
+    "signal declared elsewhere": (
+        """
+PAID = Signal("paid", int)
+class M(Machine[int, None]):
+    @step
+    async def first(self, ctx): return Await(PAID, then=self.second)
+    @step
+    async def second(self, ctx): return Done(None)
+""",
+        [("signal.undeclared", "first")],
+    ),
+    "state that is not JSON": (
+        """
+class Socket: ...
+class M(Machine[Socket, None]):
+    @step
+    async def first(self, ctx): return Done(None)
+""",
+        [("state.unstorable", None)],
+    ),
+    "state of an undefined type": (
+        """
+import msgspec
+class Order(msgspec.Struct):
+    customer: Customer
+class M(Machine[Order, None]):
+    @step
+    async def first(self, ctx): return Done(None)
+""",
+        [("state.unstorable", None)],
+    ),
+}

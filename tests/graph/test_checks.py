@@ -1,0 +1,116 @@
+"""`check` finds the mistakes of broken machines, and none in machines that work."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gen_durable import Machine, check
+from gen_durable.cli.root import root
+from gen_durable.demo import machines as demo
+from gen_durable.jobs import Job
+from tests.docs.pages import PAGES
+from tests.graph import machines
+from tests.graph.broken import BROKEN, HEADER
+
+ROOT = Path(__file__).parents[2]
+DEFINITIONS = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+VALUES = {"Signal", "timedelta", "Backoff"}
+
+
+@pytest.mark.clause("GRAPH-3")
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_machine_is_found(name: str, tmp_path: Path) -> None:
+    source, expected = BROKEN[name]
+    file = tmp_path / "broken.py"
+    file.write_text(HEADER + source)
+    done = CliRunner().invoke(root, ["check", str(file), "--json"])
+    found = json.loads(done.stdout)
+    assert [(each["code"], each["facts"].get("step")) for each in found] == expected
+    assert done.exit_code == 1
+    for each in found:
+        assert each["fix"]
+        if "line" in each["facts"]:
+            assert each["facts"]["file"] == str(file)
+            line = file.read_text().splitlines()[each["facts"]["line"] - 1]
+            assert re.search(r"self|return", line)
+
+
+def test_matrix_has_twenty_broken_machines() -> None:
+    assert len(BROKEN) >= 20
+
+
+def is_constant(node: ast.stmt) -> bool:
+    calls = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
+    return (
+        isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and all(isinstance(each, ast.Name) and each.id in VALUES for each in calls)
+    )
+
+
+def machines_in(source: str, file: Path) -> list[Any]:
+    """Execute the definitions of a program, without what it does, and return its machines and jobs."""
+    tree = compile(source, str(file), "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    tree.body = [node for node in tree.body if isinstance(node, DEFINITIONS) or is_constant(node)]
+    file.write_text(ast.unparse(tree))
+    module = types.ModuleType(f"checked_{file.stem}")
+    sys.modules[module.__name__] = module
+    for node in ast.parse(file.read_text()).body:
+        with contextlib.suppress(Exception):  # it needs something that the program does
+            exec(compile(ast.Module([node], []), str(file), "exec"), vars(module))
+    return [
+        value
+        for value in vars(module).values()
+        if (isinstance(value, type) and issubclass(value, Machine) and "__definition__" in vars(value))
+        or isinstance(value, Job)
+    ]
+
+
+@pytest.mark.clause("GRAPH-3")
+def test_machines_of_examples_and_demo_have_no_findings(tmp_path: Path) -> None:
+    files = [path for path in sorted((ROOT / "examples").rglob("*.py")) if "(Machine" in path.read_text()]
+    assert len(files) >= 5
+    for index, path in enumerate(files):
+        found = machines_in(path.read_text(), tmp_path / f"example_{index}.py")
+        assert found, path
+        assert check(*found) == [], path
+    assert check(demo.Checkout, demo.Shipment) == []
+
+
+@pytest.mark.clause("GRAPH-3")
+def test_machines_of_the_docs_have_no_findings(tmp_path: Path) -> None:
+    checked = 0
+    for index, page in enumerate(PAGES):
+        blocks = [block.text for block in page.blocks if block.language == "python"]
+        source = "\n".join(text for text in blocks if _is_program(text))
+        found = machines_in(source, tmp_path / f"page_{index}.py")
+        checked += len(found)
+        assert check(*found) == [], page.name
+    assert checked >= 40
+
+
+def _is_program(text: str) -> bool:
+    try:
+        compile(text, "", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    except SyntaxError:
+        return False
+    return True
+
+
+def test_computed_target_is_a_notice() -> None:
+    (found,) = check(machines.Computed)
+    assert (found.code, found.severity, found.facts["step"]) == ("step.unread", "notice", "first")
+
+
+def test_correct_machines_and_jobs_have_no_findings() -> None:
+    assert check(machines.Every, machines.Parcel, machines.send, machines.Derived, machines.Handled) == []
