@@ -7,7 +7,7 @@ keeps boxes out of its path, so no line crosses a box. Links that lead back run 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple, TypeAlias
 
@@ -31,6 +31,8 @@ _IN_Y: Final = 7.0
 _LOOP_Y: Final = (14.0, 26.0)
 _OUT_Y: Final = 34.0
 _ROUNDS: Final = 60
+# The farthest that a port moves to make its line straight.
+_SNAP: Final = 16.0
 
 Point: TypeAlias = tuple[float, float]
 
@@ -122,10 +124,6 @@ class _Layout:
         routes = [self._route(chain, ports) for chain in self._chains]
         routes += [self._loop_route(link, ports) for link in self._links if link.source == link.target]
         width = max(item.left + item.width for item in self._items.values())
-        over = min(
-            self._tops[0], *(self._tops[0] - 10 - _LANE * len(each) for each in self._lanes.values()), 0.0
-        )
-        assert over <= 0  # noqa: S101 - the first layer begins at 0
         return Layout(
             width=width,
             height=self._bottoms[-1],
@@ -279,7 +277,28 @@ class _Layout:
             low, high = _top_range(self._boxes[id], tab)
             for link, x in _spaced(links, low, high, 28.0):
                 found[id_of(link), "in"] = self._items[id].left + x
+        self._align(found, below, above)
         return found
+
+    def _align(
+        self,
+        ports: dict[tuple[int, str], float],
+        below: Mapping[str, list[tuple[float, Link]]],
+        above: Mapping[tuple[str, int | None], list[tuple[float, Link]]],
+    ) -> None:
+        """Move a port that has no neighbours by a few pixels, so that its line is straight."""
+        for chain in self._chains:
+            link = chain.link
+            if chain.is_back:
+                continue
+            first, last = chain.items[1], chain.items[-2]
+            start, end = (id_of(link), "out"), (id_of(link), "in")
+            if len(below[link.source]) == 1:
+                wanted = ports[end] if first is chain.items[-1] else first.center
+                ports[start] = wanted if abs(wanted - ports[start]) <= _SNAP else ports[start]
+            if len(above[link.target, link.tab]) == 1:
+                wanted = ports[start] if last is chain.items[0] else last.center
+                ports[end] = wanted if abs(wanted - ports[end]) <= _SNAP else ports[end]
 
     # Down
 

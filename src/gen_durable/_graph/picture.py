@@ -141,7 +141,8 @@ def picture(graph: Graph) -> Picture:
             boxes[edge.target].has_free_top |= tab is None
     boxes[graph.initial].has_free_top = True
     for step, texts in loops.items():
-        boxes[step].loop = ", ".join(texts)
+        bounded = [text for text in texts if "retry" in texts and text.startswith("retry ")]
+        boxes[step].loop = ", ".join(text for text in texts if text not in bounded)
     for box in boxes.values():
         _measure(box)
     return Picture(boxes, [*links])
