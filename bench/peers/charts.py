@@ -56,7 +56,7 @@ CHARTS: Final = (
     ),
 )
 
-_LEFT, _WIDTH, _RIGHT, _ROW, _BAR, _TOP = 250, 400, 90, 28, 16, 64
+_LEFT, _WIDTH, _RIGHT, _ROW, _BAR, _TOP = 280, 400, 90, 28, 16, 64
 
 
 def charts(results: Results) -> Iterator[tuple[str, str]]:

@@ -209,6 +209,7 @@ class Engine:
         self._heartbeat.start()
         self._tasks_until_drained = [
             self._spawn(self._flusher.run()),
+            self._spawn(self._flusher.run_second()),
             self._spawn(self._registration.run()),
             self._spawn(self._override_poller.run()),
         ]

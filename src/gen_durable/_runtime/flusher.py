@@ -1,5 +1,7 @@
 """Group commit: outcomes queue while the previous batch commits, and the next batch takes all of them.
 
+Two batches of one worker may commit at the same time, like those of two workers: both lock rows in the same order.
+
 There is no delay to tune: a single outcome commits at once, and batches grow under load. An outcome is acknowledged,
 and its instance continues, only after COMMIT.
 """
@@ -23,7 +25,7 @@ from .database_status import DatabaseRetry, DatabaseStatus
 from .effects import EffectError, EffectRetries, commit_with_effect
 from .wake import Wakes
 
-__all__ = ["Acknowledge", "Flusher"]
+__all__ = ["SECOND_BATCH", "Acknowledge", "Flusher"]
 
 T = TypeVar("T")
 
@@ -37,13 +39,18 @@ _Waiters: TypeAlias = dict[int, Acknowledge]
 
 # Such a batch takes tens of milliseconds. A larger one is not faster per outcome, and its first outcome waits longer.
 _MAX_BATCH: Final = 1000
+SECOND_BATCH: Final = 300
+"""The smallest batch that is sent while another one commits: the server works while Python builds the next one."""
 # A batch under which this many connections broke is split: one of its outcomes may be the cause.
 _MAX_BREAKS: Final = 3
 _ENDED_OR_PARKED: Final = frozenset({"done", "failed", "cancelled", "awaiting_signal", "awaiting_children"})
 
 
 class Flusher:
-    """Commits outcomes in batches, one batch at a time. Blocked and large outcomes commit separately."""
+    """Commits outcomes in batches: one at a time, and a second one beside it under load.
+
+    Blocked and large outcomes commit separately.
+    """
 
     # lock_timeout of batches: a batch continues without a row that another transaction has locked for longer.
     BATCH_LOCK_TIMEOUT: Final = "100ms"
@@ -65,9 +72,10 @@ class Flusher:
         self._effects = effects
         self._recorder = recorder
         self._wakes = wakes
-        # Filled by executions, emptied by run(); both on the event loop.
+        # Filled by executions, emptied by run() and run_second(); all on the event loop.
         self._waiting: list[_Waiting] = []
         self._arrived = asyncio.Event()
+        self._many_arrived = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._separate: set[asyncio.Task[None]] = set()
         # Committed with an effect, not yet marked as DONE.
@@ -96,20 +104,33 @@ class Flusher:
 
     def submit(self, entry: CommitEntry, acknowledge: Acknowledge) -> None:
         """Commit an outcome without an effect with the next batch, then call `acknowledge`."""
-        if not self._waiting:
-            self._arrived.set()
         self._waiting.append((entry, acknowledge))
+        if len(self._waiting) == 1:
+            self._arrived.set()
+        elif len(self._waiting) == SECOND_BATCH:
+            self._many_arrived.set()
 
     async def run(self) -> None:
         """Commit outcomes until cancelled."""
         while True:
             await self._arrived.wait()
-            batch = self._next_batch()
-            if not self._waiting:
-                self._arrived.clear()
-            if batch:
-                await self._flush(batch)
+            await self._flush_next()
             await self.finish()
+
+    async def run_second(self) -> None:
+        """Commit a second batch while `run` waits for the first, if many outcomes wait. Until cancelled."""
+        while True:
+            await self._many_arrived.wait()
+            await self._flush_next()
+
+    async def _flush_next(self) -> None:
+        batch = self._next_batch()
+        if not self._waiting:
+            self._arrived.clear()
+        if len(self._waiting) < SECOND_BATCH:
+            self._many_arrived.clear()
+        if batch:
+            await self._flush(batch)
 
     def _next_batch(self) -> list[_Waiting]:
         """Take the next batch. An outcome that is too large for one commits separately, so it does not delay others."""

@@ -30,7 +30,7 @@ class Connections:
     """For calls of the worker as a client, dispatchers and vacuum."""
     picks: Database
     commits: Database
-    """For batches, one at a time; also to gate rows, and to look up outcomes and leases after an error."""
+    """For batches, at most two at a time; also to gate rows, and to look up outcomes and leases after an error."""
     slow_commits: Database
     """For outcomes that wait for a locked row, or are large."""
     effects: Database
