@@ -28,6 +28,7 @@ from ._verbs import Filters
 from .audit import AuditEvent
 from .config import AuditLevel, Settings
 from .connections import AsyncConnection, Dsn
+from .definition import StepRef
 from .errors import NotConnectedError, UsageError
 from .events import EventRecord, EventState
 from .findings import Finding
@@ -35,6 +36,7 @@ from .instance import (
     CancelResult,
     Deleted,
     Delivery,
+    EditResult,
     ExecutionRecord,
     Instance,
     Restored,
@@ -409,6 +411,7 @@ class AsyncClient:
         /,
         *,
         state: Any = KEEP,
+        step: StepRef[Any] | str | None = None,
         reason: str | None = None,
         actor: str | None = None,
         conn: AsyncConnection | None = None,
@@ -428,6 +431,7 @@ class AsyncClient:
         Args:
             target: what `insert` returned, an id, or a correlation key.
             state: replaces the state that it ended with.
+            step: the step to run instead, at once: it waits neither for the former signals nor for the former children.
             reason: recorded in the audit log.
             actor: who retries it; recorded in the audit log.
             conn: a connection of the caller: retry in its transaction.
@@ -438,9 +442,14 @@ class AsyncClient:
         Raises:
             NoTargetError: there is no such instance.
             UsageError: another instance has one of its keys now.
+            UnknownStepError: the machine does not have this step.
+            EncodeError: the state does not match the type of the machine, or the schema that a worker has registered.
         """
         return await self._write(
-            _verbs.retry(target, state, reason, actor, self.settings, autocommit=self._autocommit(conn)), conn
+            _verbs.retry(
+                target, state, step, reason, actor, self.settings, autocommit=self._autocommit(conn)
+            ),
+            conn,
         )
 
     async def retry_all(
@@ -464,6 +473,68 @@ class AsyncClient:
         return await self._write(
             _verbs.retry_all(machine, filters, reason, actor, autocommit=self._autocommit(None)), None
         )
+
+    async def edit(
+        self,
+        target: Target,
+        /,
+        *,
+        state: Any = KEEP,
+        step: StepRef[Any] | str | None = None,
+        expected_step_seq: int | None = None,
+        machine: Insertable[Any, Any] | None = None,
+        wake: bool = False,
+        validate: bool = True,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> EditResult:
+        """Change the state or the step of an instance that is runnable, parked or failed.
+
+            order = await client.get("order:42")
+            await client.edit(order, state={**order.state, "amount": 100}, expected_step_seq=order.step_seq)
+
+        Status, inbox, deadline, keys and limits stay: a parked instance keeps waiting, and runs the new step then; a
+        failed one stays failed until `retry`. An edit is a transition: the next step runs with attempt 0 and under
+        another idempotency key.
+
+        Args:
+            target: what `insert` returned, an `Instance`, an id, or a correlation key.
+            state: replaces the state.
+            step: the step to run next.
+            expected_step_seq: refuse the edit unless the instance has this `step_seq`: nothing has changed since you
+                read it.
+            machine: the machine of the instance, to check state and step, if `target` is not a reference. Without it,
+                the steps and the JSON Schema that a worker has registered are used.
+            wake: a parked instance stops waiting for its signals or children, and a delayed one is due now.
+            validate: `False` skips the check against the registered steps and schema. The check of the schema needs the
+                extra `cli`.
+            reason: recorded in the audit log.
+            actor: who edits it; recorded in the audit log.
+            conn: a connection of the caller: edit in its transaction.
+
+        Returns:
+            `Edited`; or `NotEdited` if a step is executing, the instance has moved on, has ended or is deleted.
+
+        Raises:
+            NoTargetError: there is no such instance.
+            UnknownStepError: the machine does not have this step.
+            EncodeError: the state does not match the type or the schema of the machine.
+        """
+        plan = _verbs.edit(
+            target,
+            state,
+            step,
+            self.settings,
+            expected_step_seq=expected_step_seq,
+            machine=machine,
+            wake=wake,
+            validate=validate,
+            reason=reason,
+            actor=actor,
+            autocommit=self._autocommit(conn),
+        )
+        return await self._write(plan, conn)
 
     @overload
     async def get(

@@ -20,6 +20,7 @@ from ._verbs import Filters
 from .audit import AuditEvent
 from .config import AuditLevel, Settings
 from .connections import Connection, Dsn
+from .definition import StepRef
 from .errors import NotConnectedError, UsageError
 from .events import EventRecord, EventState
 from .findings import Finding
@@ -27,6 +28,7 @@ from .instance import (
     CancelResult,
     Deleted,
     Delivery,
+    EditResult,
     ExecutionRecord,
     Instance,
     Restored,
@@ -283,6 +285,7 @@ class Client:
         /,
         *,
         state: Any = KEEP,
+        step: StepRef[Any] | str | None = None,
         reason: str | None = None,
         actor: str | None = None,
         conn: Connection | None = None,
@@ -292,7 +295,10 @@ class Client:
         See `AsyncClient.retry`.
         """
         return self._write(
-            _verbs.retry(target, state, reason, actor, self.settings, autocommit=self._autocommit(conn)), conn
+            _verbs.retry(
+                target, state, step, reason, actor, self.settings, autocommit=self._autocommit(conn)
+            ),
+            conn,
         )
 
     def retry_all(
@@ -311,6 +317,40 @@ class Client:
         return self._write(
             _verbs.retry_all(machine, filters, reason, actor, autocommit=self._autocommit(None)), None
         )
+
+    def edit(
+        self,
+        target: Target,
+        /,
+        *,
+        state: Any = KEEP,
+        step: StepRef[Any] | str | None = None,
+        expected_step_seq: int | None = None,
+        machine: Insertable[Any, Any] | None = None,
+        wake: bool = False,
+        validate: bool = True,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: Connection | None = None,
+    ) -> EditResult:
+        """Change the state or the step of an instance that is runnable, parked or failed.
+
+        See `AsyncClient.edit`.
+        """
+        plan = _verbs.edit(
+            target,
+            state,
+            step,
+            self.settings,
+            expected_step_seq=expected_step_seq,
+            machine=machine,
+            wake=wake,
+            validate=validate,
+            reason=reason,
+            actor=actor,
+            autocommit=self._autocommit(conn),
+        )
+        return self._write(plan, conn)
 
     @overload
     def get(

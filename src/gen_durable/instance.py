@@ -1,4 +1,4 @@
-"""`Instance`, `Child`, `ExecutionRecord`, and the answers of `signal`, `cancel`, `retry` and `soft_delete`."""
+"""`Instance`, `Child`, `ExecutionRecord`, and the answers of `signal`, `cancel`, `retry`, `edit` and `soft_delete`."""
 
 from __future__ import annotations
 
@@ -34,16 +34,21 @@ __all__ = [
     "Delivered",
     "Delivery",
     "DuplicateSignal",
+    "EditRefusal",
+    "EditResult",
+    "Edited",
     "ExecutionRecord",
     "ExecutionStatus",
     "Failure",
     "Instance",
     "JobState",
     "JobWord",
+    "NotEdited",
     "NotRetried",
     "Restored",
     "Retried",
     "RetryResult",
+    "StateChange",
     "Status",
     "Until",
     "statuses_of",
@@ -178,6 +183,36 @@ class NotRetried(msgspec.Struct, frozen=True):
 
 
 RetryResult: TypeAlias = Retried | NotRetried
+
+
+class Edited(msgspec.Struct, frozen=True):
+    """The answer of `edit`: the instance has the new state or step."""
+
+    id: int
+    step_seq: int
+    """The number of the edit among the transitions of the instance."""
+    status: Status
+
+
+EditRefusal: TypeAlias = Literal["executing", "moved", "ended", "deleted", "collected"]
+"""Why an instance was not edited.
+
+`executing`: a step runs; `moved`: its `step_seq` is not the expected one, or its version has changed; `ended`: it is
+done or cancelled; `deleted`: it is softly deleted; `collected`: retention has removed its state.
+"""
+
+
+class NotEdited(msgspec.Struct, frozen=True):
+    """The answer of `edit`: nothing was changed."""
+
+    id: int
+    why: EditRefusal
+    status: Status
+    step_seq: int
+    """Its transitions so far."""
+
+
+EditResult: TypeAlias = Edited | NotEdited
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -315,7 +350,9 @@ class ExecutionRecord(msgspec.Struct, frozen=True, kw_only=True):
     step_attempt: int
     """How many executions of that step came before, for the same transition."""
     outcome: str | None = None
-    """The kind of its outcome. For an aborted execution the reason: retry, shutdown, rejoin, lease, poison, cancelled.
+    """The kind of its outcome; `edit` for a change by `client.edit`, which has no lease.
+
+    For an aborted execution the reason: retry, shutdown, rejoin, lease, poison, cancelled.
 
     `rejoin`: a child was retried before the joining step started, so the instance waits for its children again.
     """
@@ -328,6 +365,16 @@ class ExecutionRecord(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     retried_at: datetime | None = None
     """When `retry` continued an instance that this execution had ended."""
+
+
+class StateChange(msgspec.Struct, frozen=True):
+    """A part of a state that differs between two transitions."""
+
+    path: str
+    """Where it is: `$.items[0].price`; `$` is the state itself."""
+    kind: Literal["added", "removed", "changed"]
+    before: Any = None
+    after: Any = None
 
 
 class Child(Generic[ResultT_co]):

@@ -18,7 +18,7 @@ READ_ONLY = {
     *("ls", "show", "wait", "workers", "explain", "doctor"),
     *("queues ls", "limits ls", "schedules ls", "schedules show", "outbox ls", "audit ls"),
 }
-WITHOUT_AUDIT = {"demo", "worker", *(f"db {verb}" for verb in ("status", "sql", "url"))}
+WITHOUT_AUDIT = {"demo", "worker", "check", "graph", *(f"db {verb}" for verb in ("status", "sql", "url"))}
 # They have tests of their own: they create and drop the audit log.
 MIGRATIONS = {"db migrate", "db down"}
 
@@ -30,6 +30,7 @@ CHANGES: dict[str, tuple[list[list[object]], list[object], tuple[str, str]]] = {
     "signal": ([], ["signal", 1, "payment"], ("#1", "signalled")),
     "cancel": ([], ["cancel", 1], ("#1", "cancelled")),
     "retry": ([["cancel", 1]], ["retry", 1], ("#1", "retried")),
+    "edit": ([], ["edit", 1, "--step", "ship", "--yes"], ("#1", "edited")),
     "delete": ([], ["delete", 1], ("#1", "deleted")),
     "restore": ([["delete", 1]], ["restore", 1], ("#1", "restored")),
     "queues pause": ([], ["queues", "pause", "checkout"], ("queue:checkout", "paused")),

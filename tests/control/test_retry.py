@@ -29,6 +29,7 @@ from gen_durable import (
     Worker,
     step,
 )
+from gen_durable.errors import UnknownStepError
 from gen_durable.testing import AsyncHarness
 from tests.support.machines import Order, Plain, Sitter
 from tests.support.rows import audit, job_states, row_of
@@ -379,3 +380,31 @@ async def test_worker_runs_a_retried_instance(durable_dsn: str) -> None:
         assert (await worker.wait(ref, timeout=PATIENCE)).status is Status.FAILED
         assert await worker.retry(ref, state=Cart(2, is_mended=True)) == Retried(ref.id)
         assert (await worker.wait(ref, timeout=PATIENCE)).result == f"2 items, attempt 0, {ref.id}:3"
+
+
+@pytest.mark.clause("RTY-8")
+async def test_retry_at_another_step_runs_it_at_once(async_durable: AsyncHarness, db: Any) -> None:
+    ref = await async_durable.insert(Shop, Cart(1))
+    await async_durable.drain()
+    assert await async_durable.retry(ref, step=Shop.open, state=Cart(1, is_mended=True)) == Retried(ref.id)
+    row = await row_of(db, ref.id)
+    assert (row["status"], row["step"], row["step_seq"]) == ("runnable", "open", 3)
+    assert await job_states(db, [ref.id]) == ["RUNNING"]
+    await async_durable.drain()
+    assert async_durable.assert_done(ref) == f"2 items, attempt 0, {ref.id}:5"
+    outcomes = [one.outcome for one in await async_durable.executions(ref)]
+    assert outcomes == ["next", "retry", "stop", "edit", "next", "done"]
+    with pytest.raises(UnknownStepError, match="has no step 'pray'; did you mean 'pay'"):
+        await async_durable.retry(ref, step="pray")
+
+
+@pytest.mark.clause("RTY-8")
+async def test_retry_at_another_step_leaves_the_former_signal(async_durable: AsyncHarness, db: Any) -> None:
+    ref = await async_durable.insert(Order, 1)
+    await async_durable.drain()
+    await async_durable.cancel(ref)
+    before = await row_of(db, ref.id)
+    assert before["awaits"]
+    assert await async_durable.retry(ref, step=before["step"]) == Retried(ref.id)
+    row = await row_of(db, ref.id)
+    assert (row["status"], row["awaits"], row["step_seq"]) == ("runnable", None, before["step_seq"] + 1)

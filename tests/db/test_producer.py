@@ -150,7 +150,7 @@ ATTEMPTS = [
     "select * from gen_durable.cancel_rows('{1}', null, null, true)",
     "select * from gen_durable.delete_rows('{1}', null, null)",
     "select * from gen_durable.restore_rows('{1}', null, null)",
-    "select * from gen_durable.retry_rows('{1}', null, null, null)",
+    "select * from gen_durable.retry_rows('{1}', null, null, null, null)",
     "select gen_durable.ungate('{k}')",
     "select gen_durable.join_parents('{1}', '{1}')",
     "select gen_durable.resolve(1, null)",

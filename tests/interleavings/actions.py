@@ -15,6 +15,7 @@ from gen_durable._db.plan import Plan, Statement
 from gen_durable._db.signals import deliver
 from tests.interleavings.session import (
     RECORDER,
+    EditAnswer,
     Flushed,
     Session,
     Work,
@@ -137,6 +138,26 @@ def restore(*ids: int) -> Work:
 
 def retry(*ids: int, state: str | None = None) -> Work:
     return autocommit(lambda _: control.retry(ids, state, "mended", "eve"))
+
+
+def edit(id: int, *, expected_seq: int | None = None, step: str | None = None, wake: bool = False) -> Work:
+    """Set the state to {"edited": true}."""
+
+    def plan() -> Plan[EditAnswer]:
+        answer = yield from control.edit(
+            id,
+            '{"edited": true}',
+            step,
+            expected_seq=expected_seq,
+            expected_version=1,
+            wake=wake,
+            reason="mended",
+            actor="eve",
+        )
+        assert answer is not None
+        return EditAnswer(answer["id"], answer["refusal"])
+
+    return autocommit(lambda _: plan())
 
 
 def flush_picked(kind: Any, **fields: Any) -> Work:

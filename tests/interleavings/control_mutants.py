@@ -569,9 +569,9 @@ RETRIES = [
         changes=[
             Change(
                 SCHEMA,
-                "spawn_round = case when g.status = 'failed' and g.crash_count = 0 and g.spawn_round = g.step_seq - 1\n"
+                "when g.status = 'failed' and g.crash_count = 0 and g.spawn_round = g.step_seq - 1\n"
                 "                              then g.step_seq else g.spawn_round end,",
-                "",
+                "else g.spawn_round end,",
             )
         ],
     ),
@@ -580,7 +580,11 @@ RETRIES = [
         scenario=retries.retry_parked_and_deliver(),
         reason="it runs without its signal",
         changes=[
-            Change(SCHEMA, "case when g.awaits is not null and not g.timed_out then", "case when false then")
+            Change(
+                SCHEMA,
+                "case when new_step is null and g.awaits is not null and not g.timed_out",
+                "case when false",
+            )
         ],
     ),
     Mutant(

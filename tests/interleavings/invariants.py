@@ -8,7 +8,7 @@ from collections.abc import Collection
 from tests.interleavings.session import Session, signals_gained, transitions
 from tests.interleavings.world import TERMINAL, Row, World
 
-_ENDS = frozenset({"succeeded", "retried", "failed", "crashed", "released", "cancelled"})
+_ENDS = frozenset({"succeeded", "retried", "failed", "crashed", "released", "cancelled", "edited"})
 
 
 class BrokenError(Exception):
@@ -76,7 +76,7 @@ def check_audit(before: World, after: World) -> None:
         seqs = [
             event["data"]["step_seq"]
             for event in events
-            if event["event"] == "succeeded"
+            if event["event"] in ("succeeded", "edited")
             or (event["event"] == "failed" and "poison" not in event["data"].values())
         ]
         new = list(range((had["step_seq"] if had else 0) + 1, row["step_seq"] + 1))

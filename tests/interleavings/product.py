@@ -32,7 +32,7 @@ SCHEMA: Final = "schema"
 _BODY: Final = re.compile(r"(?<=as \$\$).*?(?=\$\$;)", re.DOTALL)
 
 # An AFTER trigger: a BEFORE trigger would lock rows earlier than the engine does and hide its races. Only a retry, of
-# the row or its parent, may change an ended row's status.
+# the row or its parent, may change an ended row's status; an edit may change its other columns.
 _WATCH: Final = """
 create function gen_durable.watch() returns trigger language plpgsql as $$
 declare
@@ -43,6 +43,7 @@ begin
     return null;
   end if;
   if place ~ 'function (\\S+\\.)?retry_rows\\('
+     or place ~ 'function (\\S+\\.)?edit_row\\(' and new.status = old.status
      or new.deleted_at is distinct from old.deleted_at and new.status = old.status then
     return null;
   end if;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import asyncpg
 import msgspec
@@ -195,6 +195,13 @@ class Session:
         self._begin_work()
 
 
+class EditAnswer(NamedTuple):
+    """The answer to an edit."""
+
+    id: int
+    refusal: str | None
+
+
 def transaction(make: Make) -> Work:
     return Work(make, in_transaction=True)
 
@@ -242,15 +249,19 @@ def commit_plain(entries: list[CommitEntry]) -> Plan[Flushed]:
 
 
 def transitions(sessions: Iterable[Session]) -> Counter[int]:
-    """The acknowledged transitions per instance."""
-    return Counter(
+    """The acknowledged transitions per instance: outcomes and edits."""
+    results = [result for session in sessions for result in session.results]
+    made = Counter(
+        result.id for result in results if isinstance(result, EditAnswer) and result.refusal is None
+    )
+    made.update(
         entry.id
-        for session in sessions
-        for result in session.results
+        for result in results
         if isinstance(result, Flushed)
         for entry in result.committed()
         if entry.kind not in ("retry", "release", "rejoin")
     )
+    return made
 
 
 def signals_gained(sessions: Iterable[Session]) -> Counter[int]:

@@ -8,6 +8,7 @@ from tests.interleavings import (
     audit_mutants,
     collecting_mutants,
     control_mutants,
+    edit_mutants,
     event_mutants,
     schedule_mutants,
     unkept_mutants,
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     [
         *MUTANTS,
         *control_mutants.MUTANTS,
+        *edit_mutants.MUTANTS,
         *event_mutants.MUTANTS,
         *audit_mutants.MUTANTS,
         *schedule_mutants.MUTANTS,

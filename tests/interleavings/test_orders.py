@@ -12,6 +12,7 @@ from tests.interleavings.scenarios import (
     children,
     collecting,
     deletes,
+    edits,
     events,
     inserts,
     keys,
@@ -35,6 +36,7 @@ AREAS = (
     cancels,
     deletes,
     retries,
+    edits,
     events,
     schedules,
     collecting,
@@ -94,6 +96,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     "DEL-5",
     "RTY-5",
     "RTY-6",
+    "EDT-3",
+    "EDT-4",
 )
 @pytest.mark.parametrize(("scenario", "pins", "most"), CASES)
 async def test_every_order_passes(bench: Bench, scenario: Scenario, pins: Pins, most: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Cancel, delete, restore and retry instances.
+"""Cancel, delete, restore, retry and edit instances.
 
 `autocommit`: the statement is its own transaction, and is retried after a lost race. In a caller's transaction the
 caller has to retry.
@@ -19,6 +19,7 @@ __all__ = [
     "cancel",
     "delete",
     "deleted_with_key",
+    "edit",
     "in_batches",
     "live_children",
     "matching_ids",
@@ -61,14 +62,51 @@ def restore(
 
 
 def retry(
-    ids: Sequence[int], state: str | None, reason: str | None, actor: str | None, *, autocommit: bool = False
+    ids: Sequence[int],
+    state: str | None,
+    reason: str | None,
+    actor: str | None,
+    *,
+    step: str | None = None,
+    autocommit: bool = False,
 ) -> Plan[Sequence[Row]]:
     """Retry failed or cancelled instances; return a row for each that exists."""
     return (
         yield from _run(
-            ids, _SQL["retry"](ids=ids, state=state, reason=reason, actor=actor), autocommit=autocommit
+            ids,
+            _SQL["retry"](ids=ids, state=state, step=step, reason=reason, actor=actor),
+            autocommit=autocommit,
         )
     )
+
+
+def edit(
+    id: int,
+    state: str | None,
+    step: str | None,
+    *,
+    expected_seq: int | None,
+    expected_version: int | None,
+    wake: bool,
+    reason: str | None,
+    actor: str | None,
+    autocommit: bool = False,
+) -> Plan[Row | None]:
+    """Change the state or the step of an instance that is not executing; `None` if it does not exist."""
+    rows = yield from statement_retry.run(
+        _SQL["edit"](
+            id=id,
+            state=state,
+            step=step,
+            expected_seq=expected_seq,
+            expected_version=expected_version,
+            wake=wake,
+            reason=reason,
+            actor=actor,
+        ),
+        _TRIES if autocommit else 1,
+    )
+    return rows[0] if rows else None
 
 
 def in_batches(

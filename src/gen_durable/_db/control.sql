@@ -1,4 +1,4 @@
--- Control: cancel, delete, restore and retry instances by the functions of the schema, which SQL producers share.
+-- Control: cancel, delete, restore, retry and edit instances by the functions of the schema, which SQL producers share.
 
 -- name: cancel
 -- Cancel these instances; request it of those that execute. One row per instance that exists.
@@ -13,9 +13,15 @@ select id, deleted_at, status, queues from gen_durable.delete_rows(:ids::bigint[
 select id, status from gen_durable.restore_rows(:ids::bigint[], :reason::text, :actor::text)
 
 -- name: retry
--- Retry failed or cancelled instances at the step where they ended.
+-- Retry failed or cancelled instances at the step where they ended, or at :step.
 select id, is_retried, status, queue
-  from gen_durable.retry_rows(:ids::bigint[], :state::text, :reason::text, :actor::text)
+  from gen_durable.retry_rows(:ids::bigint[], :state::text, :step::text, :reason::text, :actor::text)
+
+-- name: edit
+-- Change state or step of an instance that is not executing; refusal says why it was left unchanged.
+select id, refusal, status, step_seq, queue
+  from gen_durable.edit_row(:id::bigint, :state::text, :step::text, :expected_seq::bigint, :expected_version::int, :wake::boolean,
+                            :reason::text, :actor::text)
 
 -- name: live_children
 -- The children of these instances that have not ended: the next level of a cascading cancel.

@@ -20,6 +20,7 @@ from .control import (
     retry_batch,
     soft_delete,
 )
+from .edits import check_by_name, check_change, edit
 from .history import audit, audit_level, audit_log, events, replay, set_audit
 from .inserts import given_state, insert, insert_all
 from .named_inserts import NamedResult, check_registered, insert_named
@@ -52,6 +53,8 @@ __all__ = [
     "cancel",
     "cancel_all",
     "cancel_batch",
+    "check_by_name",
+    "check_change",
     "check_registered",
     "checked_until",
     "children",
@@ -61,6 +64,7 @@ __all__ = [
     "delete_all",
     "delete_batch",
     "doctor",
+    "edit",
     "events",
     "executions",
     "explain",

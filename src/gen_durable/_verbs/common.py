@@ -15,7 +15,15 @@ from ..instance import Instance
 from ..outcome import reason_text
 from ..refs import Ref, Target, target_value
 
-__all__ = ["MAX_PAGE", "checked_actor", "checked_reason", "definition_of_target", "read", "resolve"]
+__all__ = [
+    "MAX_PAGE",
+    "checked_actor",
+    "checked_reason",
+    "definition_of_target",
+    "of_machine",
+    "read",
+    "resolve",
+]
 
 MAX_PAGE: Final = 10_000
 
@@ -39,14 +47,23 @@ def definition_of_target(target: Target) -> MachineDef | None:
 
 def read(row: Mapping[str, Any], definition: MachineDef | None) -> Instance[Any, Any]:
     """Build an instance from a row. Raises UsageError if it belongs to another machine."""
+    return instance_of(row, of_machine(row, definition))
+
+
+def of_machine(row: Mapping[str, Any], definition: MachineDef | None) -> MachineDef | None:
+    """Return the definition if it is that of the instance; `None` if it is of another version.
+
+    Another version may have another state type, so its state is plain JSON.
+
+    Raises:
+        UsageError: the instance belongs to another machine.
+    """
     if definition is not None and row["fsm"] != definition.name:
         raise UsageError(
             f"instance {row['id']} is a {row['fsm']}, not a {definition.name}",
             "use the machine that it belongs to",
         )
-    # Another version may have another state type, so its state is plain JSON.
-    is_known = definition is not None and row["fsm_version"] == definition.version
-    return instance_of(row, definition if is_known else None)
+    return definition if definition is not None and row["fsm_version"] == definition.version else None
 
 
 def checked_reason(reason: str | None) -> str | None:

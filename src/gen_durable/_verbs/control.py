@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from .._core.codec import convert, encode
-from .._db import control
+from .._db import control, snapshots
 from .._db.plan import Plan
-from .._typing import KEEP
 from ..config import Settings
+from ..definition import StepRef
 from ..errors import NoTargetError
 from ..instance import (
     LIVE_STATUSES,
@@ -26,6 +25,7 @@ from ..instance import (
 )
 from ..refs import Insertable, Target, target_value
 from .common import checked_actor, checked_reason, definition_of_target, resolve
+from .edits import check_change
 from .reads import filter_of
 
 __all__ = [
@@ -73,10 +73,16 @@ def restore_batch(
 
 
 def retry_batch(
-    ids: Sequence[int], state: str | None, reason: str | None, actor: str | None, *, autocommit: bool
+    ids: Sequence[int],
+    state: str | None,
+    step: str | None,
+    reason: str | None,
+    actor: str | None,
+    *,
+    autocommit: bool,
 ) -> Plan[Changed[RetryResult]]:
-    """Retry instances in one statement; `state` is JSON. The caller has checked the reason and the actor."""
-    rows = yield from control.retry(ids, state, reason, actor, autocommit=autocommit)
+    """Retry instances in one statement; `state` is JSON. The caller has checked all values."""
+    rows = yield from control.retry(ids, state, reason, actor, step=step, autocommit=autocommit)
     results: list[RetryResult] = [
         Retried(row["id"]) if row["is_retried"] else NotRetried(row["id"], Status(row["status"]))
         for row in rows
@@ -191,25 +197,22 @@ def restore(
 def retry(
     target: Target,
     state: Any,
+    step: StepRef[Any] | str | None,
     reason: str | None,
     actor: str | None,
     settings: Settings,
     *,
     autocommit: bool,
 ) -> Plan[tuple[RetryResult, set[str]]]:
-    """Continue a failed or cancelled instance where it ended."""
-    text = None
-    if state is not KEEP:
-        definition = definition_of_target(target)
-        type_ = definition.state_type if definition else Any
-        what = "the new state"
-        text = encode(convert(state, type_, what), type_, what, settings.max_payload)
-    id = yield from resolve(target, "retry")
-    results, queues = yield from retry_batch(
-        [id], text, checked_reason(reason), checked_actor(actor), autocommit=autocommit
-    )
+    """Continue a failed or cancelled instance where it ended, or at another step."""
+    why, who = checked_reason(reason), checked_actor(actor)
+    row = yield from snapshots.get(target_value(target))
+    if row is None:
+        raise NoTargetError(target_value(target), "retry")
+    text, name = yield from check_change(row, definition_of_target(target), state, step, settings)
+    results, queues = yield from retry_batch([row["id"]], text, name, why, who, autocommit=autocommit)
     if not results:
-        raise NoTargetError(id, "retry")
+        raise NoTargetError(row["id"], "retry")
     return results[0], queues
 
 
@@ -236,7 +239,7 @@ def retry_all(
 
     yield from control.in_batches(
         (yield from control.matching_ids(wanted)),
-        lambda batch: retry_batch(batch, None, why, who, autocommit=autocommit),
+        lambda batch: retry_batch(batch, None, None, why, who, autocommit=autocommit),
         on_changed,
     )
     return count, queues

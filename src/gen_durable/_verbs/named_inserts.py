@@ -10,6 +10,7 @@ from .._db.plan import Plan
 from .._dictionary import did_you_mean
 from ..errors import UsageError
 from .common import checked_actor, checked_reason
+from .edits import check_by_name
 
 __all__ = ["NamedResult", "check_registered", "insert_named"]
 
@@ -23,9 +24,16 @@ class NamedResult(msgspec.Struct, frozen=True):
     """Status of the new instance, or of the one that has the key."""
 
 
-def insert_named(new: NamedInsert, reason: str | None, actor: str | None) -> Plan[NamedResult]:
-    """Insert one instance. Raises UsageError if no worker has registered its machine or version."""
-    yield from check_registered(new)
+def insert_named(
+    new: NamedInsert, reason: str | None, actor: str | None, *, validate: bool = True
+) -> Plan[NamedResult]:
+    """Insert one instance. Raises UsageError if no worker has registered its machine or version.
+
+    With `validate`, state and step are checked against what a worker has registered.
+    """
+    version = yield from check_registered(new)
+    if validate:
+        yield from check_by_name(new.fsm, version, new.state, new.step, what="the state")
     id, is_new = yield from insert_by_name.insert(new)
     if is_new:
         yield from audit.give_reason(
@@ -36,8 +44,8 @@ def insert_named(new: NamedInsert, reason: str | None, actor: str | None) -> Pla
     return NamedResult(id, is_new, "gone" if row is None else row["status"])
 
 
-def check_registered(new: NamedInsert) -> Plan[None]:
-    """Reject a machine or version that no worker has registered: no worker would run it."""
+def check_registered(new: NamedInsert) -> Plan[int]:
+    """Reject a machine or version that no worker has registered: no worker would run it. Returns the version."""
     known = yield from insert_by_name.known_versions()
     versions = known.get(new.fsm)
     if versions is None:
@@ -52,3 +60,4 @@ def check_registered(new: NamedInsert) -> Plan[None]:
             f"(registered: {', '.join(map(str, versions))})",
             "start its worker once",
         )
+    return max(versions) if new.version is None else new.version

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
-from .._db import control, search, snapshots
+from .._db import control, insert_by_name, search, snapshots
 from .._db.failures import StatementError
 from .._db.plan import Plan, Row
 from .._db.pool import Database
@@ -17,7 +17,7 @@ from .failure import Failure, no_instance
 from .selection import Selection
 from .verbs import IDLE, Change, Group, Outcome, Restore, Verb
 
-__all__ = ["Preview", "carry_out", "preview"]
+__all__ = ["Preview", "carry_out", "check", "preview"]
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +57,17 @@ async def preview(
     async for parents in _generations(database, ids):
         below.update(await database.run(control.live_children(parents)))
     return msgspec.structs.replace(shown, cascade=True, child_count=len(below.difference(ids)))
+
+
+async def check(database: Database, verb: Verb, shown: Preview) -> None:
+    """Raise an error if the change does not fit the machines of a preview; for a filter, their newest versions."""
+    if shown.wanted is None:
+        versions = {(row["fsm"], row["fsm_version"]) for row in shown.rows}
+    else:
+        known = await database.run(insert_by_name.known_versions())
+        versions = {(name, max(known[name])) for group in shown.groups if (name := group.machine) in known}
+    for fsm, version in sorted(versions):
+        await database.run(verb.check(fsm, version))
 
 
 async def carry_out(

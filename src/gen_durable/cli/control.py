@@ -17,10 +17,10 @@ from rich.progress import Progress
 
 from .._db.plan import Row
 from ..refs import target_value
-from .bulk import Preview, carry_out, preview
+from .bulk import Preview, carry_out, check, preview
 from .connection import DatabaseOptions, database_options
 from .failure import Failure
-from .groups import action_options
+from .groups import action_options, no_validate_option
 from .json_text import json_option, print_json, read_json
 from .options import target
 from .rows import clean
@@ -113,9 +113,17 @@ def cancel(
 @click.command()
 @_control_options
 @click.option("--state", metavar="JSON", help='New state instead of the last one; "-" reads standard input.')
+@click.option("--step", metavar="NAME", help="Run this step instead, at once.")
+@no_validate_option
 @database_options("max_payload")
 def retry(
-    db: DatabaseOptions, request: ControlRequest, actor: str | None, reason: str | None, state: str | None
+    db: DatabaseOptions,
+    request: ControlRequest,
+    actor: str | None,
+    reason: str | None,
+    state: str | None,
+    step: str | None,
+    no_validate: bool,
 ) -> None:
     """Retry failed or cancelled instances at the step where they ended.
 
@@ -127,7 +135,7 @@ def retry(
     confirmation was declined; 2: usage error, instance not found, or database unreachable.
     """
     text = None if state is None else read_json(state, "the state", db.settings.max_payload)
-    _run(db, request, Retry(reason=reason, actor=actor, state=text))
+    _run(db, request, Retry(reason=reason, actor=actor, state=text, step=step, validate=not no_validate))
 
 
 @click.command()
@@ -167,6 +175,7 @@ async def _change(db: DatabaseOptions, request: ControlRequest, verb: Verb) -> i
     """Preview, confirm, change and report. Returns the exit code."""
     async with db.open() as database:
         shown = await preview(database, verb, request.chosen, cascade=request.cascade)
+        await check(database, verb, shown)
         if request.dry_run:
             _print_preview(shown, request, verb)
             return 0

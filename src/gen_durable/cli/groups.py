@@ -1,4 +1,4 @@
-"""Groups that list by default, and the options `--reason` and `--actor` of commands that change something."""
+"""Groups that list by default, and common options of commands that change something."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from click.shell_completion import CompletionItem
 from .._checks import checked_name
 from ..outcome import reason_text
 
-__all__ = ["ListGroup", "action_options"]
+__all__ = ["ListGroup", "action_options", "no_validate_option"]
+
+no_validate_option = click.option(
+    "--no-validate",
+    is_flag=True,
+    help="Do not check state and step against what workers have registered.",
+)
 
 
 class ListGroup(click.Group):

@@ -18,7 +18,7 @@ from ..errors import NoTargetError
 from ..instance import Delivered, Delivery
 from .connection import DatabaseOptions, database_options
 from .failure import Failure
-from .groups import action_options
+from .groups import action_options, no_validate_option
 from .json_text import json_option, print_json, read_json
 from .options import duration, moment, target
 
@@ -85,6 +85,7 @@ __all__ = ["insert", "signal"]
     metavar="N",
     help="Version of the machine. Default: the newest that a worker has registered.",
 )
+@no_validate_option
 @action_options
 @json_option
 @database_options("max_payload")
@@ -92,6 +93,7 @@ def insert(
     db: DatabaseOptions,
     machine: str,
     state: str,
+    no_validate: bool,
     reason: str | None,
     actor: str | None,
     as_json: bool,
@@ -111,7 +113,7 @@ def insert(
             err=True,
         )
     new = NamedInsert(fsm=machine, state=text, **_checked(**given))
-    done = asyncio.run(_insert(db, new, reason, actor))
+    done = asyncio.run(_insert(db, new, reason, actor, validate=not no_validate))
     if as_json:
         print_json(done)
     elif done.inserted:
@@ -183,10 +185,10 @@ def _checked(
 
 
 async def _insert(
-    db: DatabaseOptions, new: NamedInsert, reason: str | None, actor: str | None
+    db: DatabaseOptions, new: NamedInsert, reason: str | None, actor: str | None, *, validate: bool
 ) -> NamedResult:
     async with db.open() as database:
-        return await database.run_in_transaction(_verbs.insert_named(new, reason, actor))
+        return await database.run_in_transaction(_verbs.insert_named(new, reason, actor, validate=validate))
 
 
 async def _signal(db: DatabaseOptions, to: int | str, plan: Plan[Delivery]) -> Delivery:

@@ -13,6 +13,7 @@ from .check import check
 from .control import cancel, delete, restore, retry
 from .db import db
 from .demo import demo
+from .edit import edit
 from .failure import Failure
 from .graph import graph
 from .limits import limits
@@ -51,7 +52,7 @@ def root() -> None:
 for command in (
     *(db, demo, worker, graph, check),
     *(insert, signal, ls, show, wait, explain),
-    *(cancel, retry, delete, restore),
+    *(cancel, retry, edit, delete, restore),
     *(workers, queues, limits, schedules, outbox, audit, doctor),
 ):
     root.add_command(command)

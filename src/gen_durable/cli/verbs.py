@@ -103,6 +103,10 @@ class Verb(msgspec.Struct, frozen=True, kw_only=True):
         """Predict the result for an instance."""
         raise NotImplementedError
 
+    def check(self, fsm: str, version: int) -> Plan[None]:
+        """Raise an error if the change does not fit a machine."""
+        yield from ()
+
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
         """Change these instances in one statement."""
         raise NotImplementedError
@@ -133,6 +137,8 @@ class Retry(Verb, frozen=True, kw_only=True):
     """Retry failed or cancelled instances."""
 
     state: str | None = None
+    step: str | None = None
+    validate: bool = True
 
     @property
     def is_idempotent(self) -> bool:
@@ -149,8 +155,14 @@ class Retry(Verb, frozen=True, kw_only=True):
     def predict(self, status: str, *, is_deleted: bool) -> Outcome:
         return "retried" if status in (Status.FAILED, Status.CANCELLED) and not is_deleted else "left"
 
+    def check(self, fsm: str, version: int) -> Plan[None]:
+        if self.validate and (self.state is not None or self.step is not None):
+            yield from _verbs.check_by_name(fsm, version, self.state, self.step)
+
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
-        results, _ = yield from _verbs.retry_batch(ids, self.state, self.reason, self.actor, autocommit=True)
+        results, _ = yield from _verbs.retry_batch(
+            ids, self.state, self.step, self.reason, self.actor, autocommit=True
+        )
         return _changes(results)
 
 

@@ -8,7 +8,7 @@ create table gen_durable.executions (
   execution    int not null,                              -- its number within the instance
   attempt      int not null,                              -- attempts of that step before it
   status       text not null check (status in ('COMMITTED', 'DONE', 'ABORTED')),
-  outcome      text not null,                             -- next ... stop; if ABORTED: retry, shutdown, rejoin, lease,
+  outcome      text not null,                             -- next ... stop, edit; if ABORTED: retry, shutdown, rejoin, lease,
                                                           -- poison, cancelled
   step         text not null,
   lease_owner  text,
@@ -17,7 +17,9 @@ create table gen_durable.executions (
   started_at   timestamptz,
   finished_at  timestamptz not null,
   error        text,
-  retried_at   timestamptz                                -- it ended the job, and the job was retried then
+  retried_at   timestamptz,                               -- it ended the job, and the job was retried then
+  state        jsonb,                                     -- of an edit: the state that it wrote
+  state_before jsonb                                      -- the state before, where no earlier record has it
 ) with (autovacuum_vacuum_insert_scale_factor = 0.1);
 
 -- At most one execution commits a transition. The guard of commits ensures it; this index enforces it.

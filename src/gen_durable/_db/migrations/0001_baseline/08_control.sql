@@ -1,5 +1,5 @@
--- Control: cancel, delete, restore and retry, as functions for clients and SQL producers. Each is one transaction over any number
--- of instances. Lock order as everywhere: ids descending, so children before parents.
+-- Control: cancel, delete, restore, retry and edit, as functions for clients and SQL producers. Each is one transaction, over any
+-- number of instances except for edit. Lock order as everywhere: ids descending, so children before parents.
 
 -- Cancel instances. Parked and runnable ones end now. Executing ones get a cancel request, which overrides the outcome of their
 -- step; with force they end now: the lease is revoked, and the worker can commit nothing. One row per instance that exists.
@@ -175,13 +175,15 @@ end $$;
 
 -- Retry failed or cancelled instances at the step where they ended, with attempt 0 and optionally another state. One row per
 -- instance; is_retried is false if it is live, done or deleted, or if its state was collected and no new one is given.
+--   * With new_step, they run that step instead, at once: they neither wait for their former signals nor join their former
+--     children. This is a transition like an edit, and recorded as one.
 --   * An instance that waited for a signal, or was woken by one, waits again until its former deadline: its inbox was deleted at
 --     the end, and the step must not assume a signal that it does not see. An instance that was woken by its deadline runs.
 --   * A parent with live children waits for them again, and its step sees the children of that round.
 --   * A child counts for its parent again if the parent waits for its round, or has yet to run the joining step, for the first
 --     time or again. An executing parent is not changed: its worker loads the children and returns the row if one is live
 --     (`rejoin`).
-create function gen_durable.retry_rows(target_ids bigint[], new_state text, reason text, actor text)
+create function gen_durable.retry_rows(target_ids bigint[], new_state text, new_step text, reason text, actor text)
 returns table (id bigint, is_retried boolean, status text, queue text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -220,21 +222,39 @@ begin
   -- A stop is a transition; poison and cancel are not. So after a stop the children of the failed step are one round behind.
   update gen_durable.gen_durable child set parent_round = p.step_seq
     from gen_durable.gen_durable p
-   where p.id = any (retried) and p.status = 'failed' and p.crash_count = 0 and p.spawn_round = p.step_seq - 1
-     and child.parent_id = p.id and child.parent_round = p.spawn_round;
+   where new_step is null and p.id = any (retried) and p.status = 'failed' and p.crash_count = 0
+     and p.spawn_round = p.step_seq - 1 and child.parent_id = p.id and child.parent_round = p.spawn_round;
+  -- The record that ended the instance; edits since then follow it.
   update gen_durable.executions e set retried_at = statement_timestamp()
     from gen_durable.gen_durable g
-   where g.id = any (retried) and e.instance_id = g.id and e.step_seq = g.step_seq and e.status in ('COMMITTED', 'DONE')
-     and e.outcome = 'stop';
+   where g.id = any (retried) and e.instance_id = g.id and e.status in ('COMMITTED', 'DONE') and e.outcome = 'stop'
+     and e.retried_at is null
+     and e.step_seq = (select max(last.step_seq) from gen_durable.executions last
+                        where last.instance_id = g.id and last.status in ('COMMITTED', 'DONE') and last.outcome <> 'edit');
   update gen_durable.executions e set retried_at = statement_timestamp()
     from gen_durable.gen_durable g
-   where g.id = any (retried) and e.instance_id = g.id and e.step_seq = g.step_seq + 1 and e.status = 'ABORTED'
+   where g.id = any (retried) and e.instance_id = g.id and e.step_seq <= g.step_seq + 1 and e.status = 'ABORTED'
      and e.outcome in ('cancelled', 'poison') and e.retried_at is null;
+  insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at, state,
+                                      state_before)
+  select g.id, g.step_seq + 1, g.execution + (g.execution < 2147483647)::int, g.attempt, 'DONE', 'edit', g.step,
+         statement_timestamp(), coalesce(new_state::jsonb, g.state), g.state
+    from gen_durable.gen_durable g where new_step is not null and g.id = any (retried);
+  insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
+  select g.id, 'retried', actor, reason, case when new_step is not null then jsonb_build_object(
+           'step', g.step, 'to', new_step, 'step_seq', g.step_seq + 1,
+           'execution', g.execution + (g.execution < 2147483647)::int) end
+    from gen_durable.gen_durable g
+   where g.id = any (retried) and (select s.audit from gen_durable.settings s) >= 'failures';
   begin
     update gen_durable.gen_durable g
-       set status = case when g.awaits is not null and not g.timed_out then 'awaiting_signal'::gen_durable.durable_status
-                         else 'runnable' end,
-           spawn_round = case when g.status = 'failed' and g.crash_count = 0 and g.spawn_round = g.step_seq - 1
+       set status = case when new_step is null and g.awaits is not null and not g.timed_out
+                         then 'awaiting_signal'::gen_durable.durable_status else 'runnable' end,
+           step = coalesce(new_step, g.step), step_seq = g.step_seq + (new_step is not null)::int,
+           execution = g.execution + (new_step is not null and g.execution < 2147483647)::int,
+           awaits = case when new_step is null then g.awaits end, timed_out = g.timed_out and new_step is null,
+           spawn_round = case when new_step is not null then null
+                              when g.status = 'failed' and g.crash_count = 0 and g.spawn_round = g.step_seq - 1
                               then g.step_seq else g.spawn_round end,
            state = coalesce(new_state::jsonb, g.state), attempt = 0, crash_count = 0, result = null,
            last_error = null, error = null, eligible_at = statement_timestamp(), finished_at = null, collected_at = null,
@@ -254,11 +274,87 @@ begin
     perform gen_durable.ungate(array(select g.concurrency_key from gen_durable.gen_durable g
                                       where g.id = any (parked) and g.concurrency_key is not null));
   end if;
-  insert into gen_durable.audit_events (instance_id, event, actor, reason)
-  select retry.id, 'retried', actor, reason from unnest(retried) as retry (id)
-   where (select s.audit from gen_durable.settings s) >= 'failures';
   return query
     select g.id, g.id = any (retried), g.status::text, g.queue from gen_durable.gen_durable g where g.id = any (target_ids);
+end $$;
+
+-- Change the state or the step of an instance that is runnable, parked or failed. Its status, inbox, deadline, keys and limits stay.
+-- An edit is a transition: step_seq advances, so a second edit that expects the old number is refused, and the next execution has
+-- another idempotency key. The record keeps the state before and after. One row if the instance exists.
+--   expected_seq, expected_version   refuse the edit if the instance has others; null: any
+--   wake      a parked instance stops waiting, and a delayed one is due now
+--   refusal   null if it was edited; else deleted, executing, ended, collected or moved
+-- Locks: the target and the children of its barrier, which move with its step_seq; ids descending.
+create function gen_durable.edit_row(
+  target bigint, new_state text, new_step text, expected_seq bigint, expected_version int, wake boolean, reason text, actor text)
+returns table (id bigint, refusal text, status text, step_seq bigint, queue text)
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  family    bigint[];
+  found_row record;
+  is_joined boolean;
+  leaves    boolean;
+begin
+  reason := gen_durable.short_reason(reason);
+  actor := gen_durable.checked_actor(actor);
+  family := array(select target union
+                  select child.id from gen_durable.gen_durable child
+                    join gen_durable.gen_durable p on p.id = child.parent_id and p.spawn_round = child.parent_round
+                   where p.id = target);
+  perform from gen_durable.gen_durable g where g.id = any (family) order by g.id desc for no key update;
+  select g.*, case when g.deleted_at is not null then 'deleted'
+                   when g.status = 'executing' then 'executing'
+                   when g.status in ('done', 'cancelled') then 'ended'
+                   when g.collected_at is not null then 'collected'
+                   when g.step_seq <> expected_seq or g.fsm_version <> expected_version then 'moved' end as refusal
+    into found_row from gen_durable.gen_durable g where g.id = target;
+  if not found then
+    return;
+  elsif found_row.refusal is not null then
+    return query
+      select target, found_row.refusal, found_row.status::text, found_row.step_seq, found_row.queue;
+    return;
+  end if;
+  leaves := wake and found_row.status in ('awaiting_signal', 'awaiting_children');
+  -- A step joins children while its step_seq is their round. After a stop they are one round behind; see retry_rows.
+  is_joined := not leaves and found_row.spawn_round in (
+    found_row.step_seq, found_row.step_seq - (found_row.status = 'failed' and found_row.crash_count = 0)::int);
+  if is_joined then
+    update gen_durable.gen_durable child set parent_round = child.parent_round + 1
+     where child.parent_id = target and child.parent_round = found_row.spawn_round;
+  end if;
+  insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at, state,
+                                      state_before)
+  values (target, found_row.step_seq + 1, found_row.execution + (found_row.execution < 2147483647)::int, found_row.attempt, 'DONE',
+          'edit', found_row.step, statement_timestamp(), coalesce(new_state::jsonb, found_row.state), found_row.state);
+  update gen_durable.gen_durable g
+     set state = coalesce(new_state::jsonb, g.state), step = coalesce(new_step, g.step), step_seq = g.step_seq + 1,
+         execution = g.execution + (g.execution < 2147483647)::int,
+         status = case when leaves then 'runnable' else g.status end,
+         rest_step = case when leaves or g.status = 'runnable' then g.rest_step else coalesce(new_step, g.step) end,
+         -- A failed instance keeps what it failed with, for a retry.
+         attempt = case when g.status = 'failed' then g.attempt else 0 end,
+         crash_count = case when g.status = 'failed' then g.crash_count else 0 end,
+         awaits = case when not leaves then g.awaits end, presented = case when not leaves then g.presented end,
+         timed_out = g.timed_out and not leaves,
+         spawn_round = case when is_joined then g.spawn_round + 1 else g.spawn_round end,
+         children_pending = case when leaves then 0 else g.children_pending end,
+         -- A throttled row keeps its position in the timetable of its bucket.
+         eligible_at = case when leaves then statement_timestamp()
+                            when wake and g.status = 'runnable' and g.rate_turn_at is null
+                            then least(g.eligible_at, statement_timestamp()) else g.eligible_at end,
+         updated_at = statement_timestamp()
+   where g.id = target;
+  insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
+  select target, 'edited', actor, reason, jsonb_strip_nulls(jsonb_build_object(
+           'step', found_row.step, 'step_seq', found_row.step_seq + 1,
+           'execution', found_row.execution + (found_row.execution < 2147483647)::int,
+           'to', case when new_step <> found_row.step then new_step end, 'state_changed', new_state::jsonb <> found_row.state,
+           'woken', nullif(leaves, false)))
+   where (select s.audit from gen_durable.settings s) >= 'failures';
+  return query
+    select g.id, null::text, g.status::text, g.step_seq, g.queue from gen_durable.gen_durable g where g.id = target;
 end $$;
 
 -- The status of a job in the words of simple workflows: pending, leased, succeeded, failed, cancelled; null: no such job. By
@@ -357,7 +453,7 @@ returns boolean
 language sql security definer set search_path = pg_catalog, pg_temp as $$
   select is_retried
     from gen_durable.retry_rows(array[gen_durable.resolve(target, null)],
-                                gen_durable.checked_payload(state, 'the new state')::text, reason, actor)
+                                gen_durable.checked_payload(state, 'the new state')::text, null, reason, actor)
 $$;
 
 create function gen_durable.retry(target text, state jsonb default null, reason text default null, actor text default current_user)
@@ -368,7 +464,7 @@ $$;
 
 revoke execute on function
   gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.end_deleted,
-  gen_durable.on_deleted, gen_durable.raise_key_conflict, gen_durable.restore_rows, gen_durable.retry_rows,
+  gen_durable.on_deleted, gen_durable.raise_key_conflict, gen_durable.restore_rows, gen_durable.retry_rows, gen_durable.edit_row,
   gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
   gen_durable.cancel(bigint, text, text, boolean), gen_durable.cancel(text, text, text, boolean),
   gen_durable.soft_delete(bigint, text, text), gen_durable.soft_delete(text, text, text),

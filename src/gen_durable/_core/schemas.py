@@ -1,0 +1,55 @@
+"""Check JSON values against a JSON Schema. Needs the extra `cli`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any, Final
+
+__all__ = ["is_available", "violation"]
+
+_TYPES: Final = {
+    dict: "object",
+    list: "array",
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+}
+
+
+def is_available() -> bool:
+    """Whether the library for JSON Schema is installed."""
+    return importlib.util.find_spec("jsonschema") is not None
+
+
+def violation(value: Any, schema: Any) -> str | None:
+    """Say how a value violates a schema, and where; `None` if it is valid. It may be private, so it is not quoted."""
+    jsonschema: Any = importlib.import_module("jsonschema")  # an optional dependency
+    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(value))
+    if error is None:
+        return None
+    return f"{_problem(error)} - at `{error.json_path}`"
+
+
+def _problem(error: Any) -> str:
+    expected: Any = error.validator_value
+    match error.validator:
+        case "type":
+            wanted = " or ".join(expected) if isinstance(expected, list) else expected
+            return f"expected {wanted}, got {_TYPES.get(type(error.instance), 'another type')}"
+        case "required":
+            missing = [name for name in expected if name not in error.instance]
+            return f"the key {', '.join(map(repr, missing))} is missing"
+        case "additionalProperties":
+            known = error.schema.get("properties", {})
+            return (
+                f"the key {', '.join(repr(name) for name in error.instance if name not in known)} is unknown"
+            )
+        case "enum":
+            return f"expected one of {', '.join(map(repr, expected))}"
+        case "anyOf" | "oneOf":
+            return "it matches none of the allowed types"
+        case keyword:
+            return f"it violates {keyword} {expected!r}"

@@ -1,0 +1,117 @@
+"""Edit an instance: change its state or its step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from .._checks import checked_int
+from .._core import schemas
+from .._core.codec import convert, encode
+from .._db import control, machines, snapshots
+from .._db.plan import Plan
+from .._typing import KEEP
+from ..config import Settings
+from ..definition import MachineDef, StepRef, definition_of, step_name
+from ..errors import EncodeError, NoTargetError, UnknownStepError, UsageError
+from ..instance import Edited, EditResult, NotEdited, Status
+from ..refs import Insertable, Target, target_value
+from .common import checked_actor, checked_reason, definition_of_target, of_machine
+
+__all__ = ["check_by_name", "check_change", "edit"]
+
+
+def edit(
+    target: Target,
+    state: Any,
+    step: StepRef[Any] | str | None,
+    settings: Settings,
+    *,
+    expected_step_seq: int | None,
+    machine: Insertable[Any, Any] | None,
+    wake: bool,
+    validate: bool,
+    reason: str | None,
+    actor: str | None,
+    autocommit: bool,
+) -> Plan[tuple[EditResult, set[str]]]:
+    """Change the state or the step of an instance that is not executing."""
+    if state is KEEP and step is None and not wake:
+        raise UsageError("edit got nothing to change", "pass state=, step= or wake=True")
+    if expected_step_seq is not None:
+        checked_int(expected_step_seq, "expected_step_seq", 0, 2**63 - 1)
+    why, who = checked_reason(reason), checked_actor(actor)
+    row = yield from snapshots.get(target_value(target))
+    if row is None:
+        raise NoTargetError(target_value(target), "edit")
+    definition = definition_of_target(target) if machine is None else definition_of(machine)
+    text, name = yield from check_change(row, definition, state, step, settings, validate=validate)
+    answer = yield from control.edit(
+        row["id"],
+        text,
+        name,
+        expected_seq=expected_step_seq,
+        # State and step were checked against this version.
+        expected_version=row["fsm_version"],
+        wake=wake,
+        reason=why,
+        actor=who,
+        autocommit=autocommit,
+    )
+    if answer is None:
+        raise NoTargetError(row["id"], "edit")
+    status = Status(answer["status"])
+    if answer["refusal"] is not None:
+        return NotEdited(answer["id"], answer["refusal"], status, answer["step_seq"]), set()
+    queues = {answer["queue"]} if status is Status.RUNNABLE else set()
+    return Edited(answer["id"], answer["step_seq"], status), queues
+
+
+def check_change(
+    row: Mapping[str, Any],
+    definition: MachineDef | None,
+    state: Any,
+    step: StepRef[Any] | str | None,
+    settings: Settings,
+    *,
+    validate: bool = True,
+) -> Plan[tuple[str | None, str | None]]:
+    """Return a new state as JSON and the name of a new step, checked for the machine of an instance.
+
+    The definition decides if it has the version of the instance; otherwise what a worker has registered.
+    """
+    known = of_machine(row, definition)
+    what = "the new state"
+    type_ = known.state_type if known else Any
+    text = None if state is KEEP else encode(convert(state, type_, what), type_, what, settings.max_payload)
+    name = None if step is None else step_name(step)
+    if known is not None and name is not None and name not in known.steps:
+        raise UnknownStepError(known.name, name, tuple(known.steps))
+    if known is None and validate and (text, name) != (None, None):
+        yield from check_by_name(row["fsm"], row["fsm_version"], text, name)
+    return text, name
+
+
+def check_by_name(
+    fsm: str, version: int, state: str | None, step: str | None, what: str = "the new state"
+) -> Plan[None]:
+    """Check a state, as JSON text, and a step against what a worker has registered about a machine.
+
+    Without the extra `cli` the schema of the state is not checked.
+
+    Raises:
+        UnknownStepError: the machine does not have this step.
+        EncodeError: the state does not match the schema.
+    """
+    machine = yield from machines.registered(fsm, version)
+    if step is not None and machine.steps is not None and step not in machine.steps:
+        raise UnknownStepError(fsm, step, machine.steps)
+    schema = machine.state_schema
+    if state is None or schema is None or not schemas.is_available():
+        return
+    if state == "{}" and schema.get("type") == "null":
+        return  # the default of the command line, which a job without payload ignores
+    if problem := schemas.violation(msgspec.json.decode(state), schema):
+        raise EncodeError(what, f"{fsm} version {version}", problem)

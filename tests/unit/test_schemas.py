@@ -1,0 +1,36 @@
+"""Violations of a JSON Schema, as messages name them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+from gen_durable._core.schemas import violation
+
+
+class Item(msgspec.Struct, forbid_unknown_fields=True):
+    price: int
+    kind: Literal["book", "toy"] = "book"
+
+
+class Cart(msgspec.Struct):
+    items: list[Item]
+    note: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"items": []}, None),
+        ({"items": [{"price": 1}], "note": None}, None),
+        ({}, "the key 'items' is missing - at `$`"),
+        ({"items": [{"price": "1"}]}, "expected integer, got string - at `$.items[0].price`"),
+        ({"items": [{"price": 1, "cost": 2}]}, "the key 'cost' is unknown - at `$.items[0]`"),
+        ({"items": [{"price": 1, "kind": "car"}]}, "expected one of 'book', 'toy' - at `$.items[0].kind`"),
+        ([], "expected object, got array - at `$`"),
+    ],
+)
+def test_violation_names_the_place_and_not_the_value(value: Any, problem: str | None) -> None:
+    assert violation(value, msgspec.json.schema(Cart)) == problem
