@@ -63,7 +63,7 @@ from .instance import (
 )
 from .jobs import Job, job
 from .limits import ConcurrencyLimit, RateLimit
-from .machine import Machine, Step, step
+from .machine import Machine, Step, step, upgrade
 from .operations import QueueControl, QueueStatus, WorkerInfo
 from .outcome import (
     Await,
@@ -186,6 +186,7 @@ __all__ = [
     "migrate",
     "migrate_async",
     "step",
+    "upgrade",
 ]
 
 __version__ = VERSION

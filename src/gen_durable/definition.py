@@ -45,6 +45,8 @@ class StepDef(msgspec.Struct, frozen=True, kw_only=True):
     """Where a plain `def` runs."""
     to: tuple[str, ...] | None = None
     """The steps that may follow; `None` if not declared."""
+    was: tuple[str, ...] = ()
+    """Former names of the step: it runs instances that are stored at one of them."""
 
 
 class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +67,21 @@ class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
     """The job that is inserted with payload and error when an instance fails."""
     keep: bool = True
     """Whether done instances stay until `retention_done` is over. `False`: the commit deletes them."""
+    upgrades: Mapping[int, Callable[[Any], Any]] = msgspec.field(
+        default_factory=dict[int, Callable[[Any], Any]]
+    )
+    """By version: the function that turns a stored state of that version into one of the next version."""
+
+    def find_step(self, name: str) -> StepDef | None:
+        """Return the step with this name or former name."""
+        step = self.steps.get(name)
+        if step is None:
+            step = next((each for each in self.steps.values() if name in each.was), None)
+        return step
+
+    def can_read(self, version: int) -> bool:
+        """Whether it can run instances of this version: its own, or one that it upgrades."""
+        return version == self.version or version in self.upgrades
 
     def __post_init__(self) -> None:
         checked_name(self.name, f"the name of machine {self.location}", OptionError)
@@ -82,6 +99,43 @@ class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
             for target in step.to or ():
                 if target not in self.steps:
                     raise UnknownStepError(self.name, target, tuple(self.steps), f"to= of step '{step.name}'")
+        self._check_former_names()
+        self._check_upgrades()
+
+    def _check_former_names(self) -> None:
+        taken: dict[str, str] = {}
+        for step in self.steps.values():
+            for former in step.was:
+                where = f"was= of step '{step.name}' of machine '{self.name}'"
+                checked_name(former, where, OptionError)
+                if former in self.steps:
+                    raise OptionError(
+                        f"{where} names '{former}', which is a step of the machine",
+                        "remove the name from was=, or remove the step",
+                    )
+                if former in taken:
+                    raise OptionError(
+                        f"{where} names '{former}', and so does step '{taken[former]}'",
+                        "give each former name to one step",
+                    )
+                taken[former] = step.name
+
+    def _check_upgrades(self) -> None:
+        for version in self.upgrades:
+            of = f"the upgrade from version {version!r} of machine '{self.name}'"
+            checked_int(version, f"from_version of {of}", 1, 2**31 - 1, OptionError)
+            missing = next((n for n in range(version, self.version) if n not in self.upgrades), None)
+            if version >= self.version:
+                raise OptionError(
+                    f"{of} does not lead to its version, {self.version}",
+                    f"raise version= of the machine to {version + 1}, or correct from_version",
+                )
+            if missing is not None:
+                raise OptionError(
+                    f"{of} ends at version {missing}: the machine has version {self.version}, but no upgrade from "
+                    f"version {missing}",
+                    f"add a function with @upgrade(from_version={missing})",
+                )
 
 
 class Definition(Generic[StateT, ResultT]):

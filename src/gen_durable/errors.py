@@ -18,6 +18,7 @@ GenDurableError
 │   └── NotLoadedError               content was too large to be fetched with the execution
 ├── CodecError                   a value does not match its type; raised in a step, it goes to handle()
 │   ├── DecodeError                  stored or received JSON does not match the declared type
+│   │   └── UpgradeError                 a stored state cannot be upgraded to the version of the machine
 │   └── EncodeError                  a value cannot be stored as the declared type
 │       └── PayloadTooLargeError         a value exceeds settings.max_payload
 ├── ProcessStepError             a step in a process raised; middleware gets this error
@@ -87,6 +88,7 @@ __all__ = [
     "UnknownMachineError",
     "UnknownStepError",
     "UnreachableError",
+    "UpgradeError",
     "UsageError",
     "WorkerStoppedError",
 ]
@@ -346,6 +348,21 @@ class DecodeError(CodecError):
 
     def __str__(self) -> str:
         return f"{self.what} does not match {self.type_name}: {self.problem}"
+
+
+class UpgradeError(DecodeError):
+    """An `@upgrade` raised, or returned a value that is not JSON data. `__cause__` is the exception."""
+
+    from_version: int
+
+    def __init__(self, what: str, from_version: int, problem: str) -> None:
+        super().__init__(what, f"version {from_version + 1}", problem)
+        self.args = (what, from_version, problem)
+        self.from_version = from_version
+
+    def __str__(self) -> str:
+        step = f"from version {self.from_version} to version {self.from_version + 1}"
+        return f"{self.what} cannot be upgraded {step}: {self.problem}; correct the function, then retry the instance"
 
 
 class EncodeError(CodecError):

@@ -1,4 +1,4 @@
-"""`Machine` and `@step`: defining a machine. Mistakes in a definition are raised when the class is defined."""
+"""`Machine`, `@step` and `@upgrade`: define a machine. Mistakes are raised when the class is defined."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ __all__ = [
     "BoundStep",
     "Machine",
     "Step",
+    "Upgrade",
     "check_annotations",
     "check_lease",
     "check_options",
@@ -53,6 +54,7 @@ __all__ = [
     "check_storable",
     "check_timeout",
     "step",
+    "upgrade",
 ]
 
 _AnyOutcome: TypeAlias = Outcome[Any]
@@ -117,8 +119,8 @@ class Machine(Definition[StateT, ResultT]):
 
         Args:
             name: the name in the database; default: the name of the class.
-            version: an instance keeps its version for life. To change a machine incompatibly, register a class with a
-                higher version next to the old one.
+            version: the version of code and state that instances are stored with. To change a machine incompatibly,
+                raise it, and either write an `@upgrade` or register the old class next to the new one.
             queue: the queue of its instances, unless an insert names another one; default: `"default"`.
             retry: how the default `handle` retries a step that raised; default: no retry.
             lease: how long an execution keeps its lease without a heartbeat; default: `settings.lease`.
@@ -167,7 +169,7 @@ class Machine(Definition[StateT, ResultT]):
 
 
 _MACHINE_OPTIONS: Final = ("name", "version", "queue", "retry", "lease", "keep")
-_STEP_OPTIONS: Final = ("initial", "retry", "lease", "interrupt", "timeout", "pool", "to")
+_STEP_OPTIONS: Final = ("initial", "retry", "lease", "interrupt", "timeout", "pool", "to", "was")
 
 
 class BoundStep(StepRef[StateT], Generic[StateT, T_co]):
@@ -202,6 +204,7 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
     timeout: timedelta | None
     pool: Pool
     to: tuple[str, ...] | None
+    was: tuple[str, ...]
 
     def __init__(
         self,
@@ -214,6 +217,7 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
         timeout: timedelta | None = None,
         pool: Pool = "thread",
         to: tuple[str, ...] | None = None,
+        was: tuple[str, ...] = (),
     ) -> None:
         self.name = function.__name__
         self.function = function
@@ -224,6 +228,7 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
         self.timeout = timeout
         self.pool = pool
         self.to = to
+        self.was = was
         self.__doc__ = function.__doc__
 
     # Type checkers report a step whose Context[Other] does not match the state of the machine.
@@ -261,6 +266,7 @@ def step(
     timeout: timedelta | None = None,
     pool: Pool = "thread",
     to: Iterable[str] | None = None,
+    was: str | Iterable[str] = (),
 ) -> _StepDecorator: ...
 def step(
     function: Any = None,
@@ -273,13 +279,14 @@ def step(
     timeout: timedelta | None = None,
     pool: Pool = "thread",
     to: Iterable[str] | None = None,
+    was: str | Iterable[str] = (),
     **unknown: Any,
 ) -> Any:
     """Make a method a step of its machine: `@step`, or with options `@step(retry=Backoff(max_attempts=5))`.
 
     A step takes a `Context` and returns an outcome. An `async def` runs on the event loop of the worker, a plain `def`
     in a thread. A step runs at least once per transition: it must be safe to repeat. The name of the function is stored
-    with instances, so renaming a step needs a new version of the machine.
+    with instances: after renaming it, give the former name as `was=`.
 
         @step(retry=Backoff(max_attempts=5), timeout=timedelta(minutes=1))
         async def charge(self, ctx: Context[Order]) -> Outcome:
@@ -297,12 +304,14 @@ def step(
         pool: where a plain `def` runs: `"thread"`, or `"process"` for CPU-bound work.
         to: the names of all steps that may follow this one; other targets are refused. Declare it for a step that
             computes its target.
+        was: the former name of the step, or several: it runs instances that are stored at one of them.
 
     Raises:
         DefinitionError: the function cannot be a step, or an option is invalid.
     """
     check_options(unknown, "step", "@step", _STEP_OPTIONS)
     targets = None if to is None else (to,) if isinstance(to, str) else tuple(to)
+    former = (was,) if isinstance(was, str) else tuple(was)
 
     def decorate(function: Any) -> Step[Any, Any]:
         _refuse_second(function, sys._getframe(1).f_locals)  # noqa: SLF001 - the class body, while it runs
@@ -325,6 +334,7 @@ def step(
             timeout=timeout,
             pool=pool,
             to=targets,
+            was=former,
         )
 
     if function is None:
@@ -332,6 +342,59 @@ def step(
     _refuse_second(function, sys._getframe(1).f_locals)  # noqa: SLF001 - the class body, while it runs
     _check_function(function)
     return Step(function)
+
+
+class Upgrade:
+    """A function that upgrades stored states. Made by `@upgrade`; tests may call it."""
+
+    def __init__(self, function: Callable[[Any], Any], from_version: int) -> None:
+        self.function = function
+        self.from_version = from_version
+        self.__doc__ = function.__doc__
+
+    def __call__(self, state: Any, /) -> Any:
+        return self.function(state)
+
+    def __repr__(self) -> str:
+        return f"<upgrade from version {self.from_version}>"
+
+
+def upgrade(*, from_version: int) -> Callable[[Callable[[Any], Any] | staticmethod[[Any], Any]], Upgrade]:
+    """Make a function of a machine the upgrade of stored states from one version to the next.
+
+        class Checkout(Machine[Order, Receipt], version=2):
+            @upgrade(from_version=1)
+            @staticmethod
+            def split_name(state: dict[str, Any]) -> dict[str, Any]:
+                first, _, last = state.pop("name").partition(" ")
+                return {**state, "first": first, "last": last}
+
+    The function takes the stored state as plain JSON data, and returns plain JSON data for the next version. It must
+    be pure: it may run several times for one instance. Upgrades chain: a machine of version 3 may have one from
+    version 1 and one from version 2.
+
+    A worker with the machine also runs instances of these older versions, unless the older version itself is
+    registered. An instance keeps its version until an outcome of the new code writes its state.
+
+    Args:
+        from_version: the version whose states the function takes.
+
+    Raises:
+        DefinitionError: the function is not a plain function of one argument.
+    """
+
+    def decorate(function: Callable[[Any], Any] | staticmethod[[Any], Any]) -> Upgrade:
+        plain: Any = function.__func__ if isinstance(function, staticmethod) else function
+        name = getattr(plain, "__qualname__", type(plain).__name__)
+        if not isinstance(plain, FunctionType) or inspect.iscoroutinefunction(plain):
+            kind = "an `async def`" if isinstance(plain, FunctionType) else f"a {type(plain).__name__}"
+            raise StepSignatureError(
+                f"@upgrade on {name}", kind, "a plain `def` with the state as its argument"
+            )
+        _check_callable(plain, f"upgrade '{name}'", 1, f"{plain.__name__}(state), as a staticmethod")
+        return Upgrade(plain, from_version)
+
+    return decorate
 
 
 def check_annotations(cls: type[Machine[Any, Any]]) -> None:
@@ -372,6 +435,7 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
                 timeout=item.timeout,
                 pool=item.pool,
                 to=item.to,
+                was=item.was,
             )
             for item in steps.values()
         },
@@ -379,6 +443,7 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
         state_type=state_type,
         result_type=result_type,
         signals=_signals_of(cls, name),
+        upgrades=_upgrades_of(cls, name),
         location=f"{cls.__module__}.{cls.__qualname__}",
     )
     check_storable(state_type, f"the state of machine '{name}'")
@@ -410,6 +475,32 @@ def _steps_of(cls: type) -> dict[str, Step[Any, Any]]:
             else:
                 steps.pop(attribute, None)  # a subclass replaces the step by another attribute
     return steps
+
+
+def _upgrades_of(cls: type, machine: str) -> dict[int, Callable[[Any], Any]]:
+    """Return the upgrades of a class by version; one of a subclass replaces one of a base class.
+
+    A base class that is another machine has versions of its own, so its upgrades are not inherited.
+    """
+    found: dict[int, Callable[[Any], Any]] = {}
+    for base in reversed(cls.__mro__):
+        own_definition: MachineDef | None = vars(base).get("__definition__")
+        if own_definition is not None and own_definition.name != machine:
+            continue
+        own: dict[int, str] = {}
+        for attribute, value in vars(base).items():
+            item = value.__func__ if isinstance(value, staticmethod) else value
+            if not isinstance(item, Upgrade):
+                continue
+            if item.from_version in own:
+                raise OptionError(
+                    f"machine '{cls.__name__}' has two upgrades from version {item.from_version}: "
+                    f"{own[item.from_version]} and {attribute}",
+                    "correct from_version of one of them",
+                )
+            own[item.from_version] = attribute
+            found[item.from_version] = item.function
+    return found
 
 
 def _signals_of(cls: type, machine: str) -> dict[str, Any]:

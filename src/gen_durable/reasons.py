@@ -23,6 +23,7 @@ __all__ = [
     "KeyBusy",
     "NoWorkerForMachine",
     "NoWorkerForQueue",
+    "NoWorkerForStep",
     "NotDue",
     "NotFirstInLine",
     "QueuePaused",
@@ -246,6 +247,23 @@ class NoWorkerForMachine(_Reason, frozen=True, kw_only=True, tag="no_worker_for_
         return f"{none}; deploy this version to one"
 
 
+class NoWorkerForStep(_Reason, frozen=True, kw_only=True, tag="no_worker_for_step"):
+    """Live workers run its machine in this version, but none of them has its step. It waits until one has it."""
+
+    machine: str
+    version: int
+    step: str
+    known: tuple[str, ...]
+    """The steps that live workers have."""
+
+    def __str__(self) -> str:
+        none = f'no live worker has step "{self.step}" of machine "{self.machine}" version {self.version}'
+        return (
+            f"{none}; live workers have: {', '.join(self.known)}; "
+            f'deploy the step, or name it in was="{self.step}" of the step that replaces it'
+        )
+
+
 class Waiting(_Reason, frozen=True, kw_only=True, tag="waiting"):
     """Nothing blocks it: it waits for a free worker, or for the next poll."""
 
@@ -274,6 +292,7 @@ Reason: TypeAlias = (
     | UnknownLimit
     | NoWorkerForQueue
     | NoWorkerForMachine
+    | NoWorkerForStep
     | Waiting
 )
 

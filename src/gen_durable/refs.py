@@ -118,9 +118,12 @@ def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertV
     if not options:
         return InsertValues(step=definition.initial, queue=definition.queue)
     given = {option: _check_of(option)(value) for option, value in options.items()}
-    step = given.get("step", definition.initial)
-    if step not in definition.steps:
-        raise UnknownStepError(definition.name, step, tuple(definition.steps))
+    step = definition.initial
+    if "step" in given:
+        found = definition.find_step(given["step"])
+        if found is None:
+            raise UnknownStepError(definition.name, given["step"], tuple(definition.steps))
+        step = found.name
     if "idempotency_key" in given:
         if "unique_key" in given or "unique_scope" in given:
             raise UsageError(

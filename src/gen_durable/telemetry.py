@@ -37,6 +37,7 @@ __all__ = [
     "ScheduleFired",
     "SchedulerDrain",
     "SchedulerSaturation",
+    "StepMissing",
     "StepStop",
     "Telemetry",
 ]
@@ -176,6 +177,16 @@ class HandlerMissing(Event, frozen=True, kw_only=True):
     id: int
     fsm: str
     version: int
+
+
+class StepMissing(Event, frozen=True, kw_only=True):
+    """An instance is at a step that the machine of this worker does not have. It is left to other workers."""
+
+    name: ClassVar[str] = "step.missing"
+    id: int
+    fsm: str
+    version: int
+    step: str
 
 
 class OutboxPublished(Event, frozen=True, kw_only=True):

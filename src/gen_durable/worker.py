@@ -14,6 +14,8 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
+import msgspec
+
 from . import _verbs
 from ._checks import checked_int, checked_name, duration_text
 from ._core.registry import Machines, Registry
@@ -400,6 +402,7 @@ class Worker(AsyncClient):
             leaves_unknown=self.leaves_unknown,
             fsms=fsms,
             fsm_versions=fsm_versions,
+            fsm_steps=msgspec.json.encode(self._registry.steps).decode(),
         )
 
     def _sources(self) -> list[tuple[Source, Queue]]:

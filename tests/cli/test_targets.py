@@ -9,6 +9,7 @@ import pytest
 from gen_durable.cli.failure import Failure
 from gen_durable.cli.targets import load
 from gen_durable.errors import DefinitionError
+from gen_durable.schedules import Schedule
 from gen_durable.worker import Worker
 
 APP = """
@@ -59,8 +60,45 @@ def names(target: str) -> list[str]:
 
 
 @pytest.mark.parametrize("place", ["app.py", "app"])
-def test_file_means_the_machines_it_defines(place: str) -> None:
-    assert names(place) == ["First", "Second"]
+def test_file_means_the_machines_it_defines_or_imports(place: str) -> None:
+    assert names(place) == ["Imported", "First", "Second"]
+
+
+def test_all_narrows_what_a_file_exposes(directory: Path) -> None:
+    with (directory / "app.py").open("a") as file:
+        file.write('__all__ = ["Second", "number"]\n')
+    assert names("app.py") == ["Second"]
+
+
+def test_machine_with_two_names_counts_once(directory: Path) -> None:
+    (directory / "twice.py").write_text("from neighbour import Imported\nOther = Imported\n")
+    assert names("twice.py") == ["Imported"]
+
+
+SCHEDULED = """
+from datetime import timedelta
+from gen_durable import Schedule, Spec
+from app import First, Second, Imported
+
+each = Schedule("each", Spec(First, 1), every=timedelta(hours=1))
+other = Schedule("other", Spec(Imported, 1), every=timedelta(hours=2))
+machines = [First, Second]
+with_schedule = [First, each]
+"""
+
+
+def test_variable_keeps_the_schedules_of_its_machines(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (directory / "timed.py").write_text(SCHEDULED)
+    loaded = load("timed.py:machines")
+    assert isinstance(loaded, list)
+    assert [each.name for each in loaded if isinstance(each, Schedule)] == ["each"]
+    said = "warning: schedule other is not stored: timed.py:machines does not have its machine Imported\n"
+    assert capsys.readouterr().err == said
+    assert names("timed.py:with_schedule") == ["First", "Schedule"]
+    assert capsys.readouterr().err == ""
+    assert names("timed.py") == ["First", "Second", "Imported", "Schedule", "Schedule"]
 
 
 @pytest.mark.parametrize("place", ["app.py", "app", "./app.py"])
@@ -84,7 +122,7 @@ def test_file_of_a_package_is_imported_as_its_module(directory: Path) -> None:
 def test_file_imports_modules_of_its_directory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (directory / "elsewhere").mkdir()
     monkeypatch.chdir(directory / "elsewhere")
-    assert names("../app.py") == ["First", "Second"]
+    assert names("../app.py") == ["Imported", "First", "Second"]
 
 
 def test_file_does_not_hide_a_standard_module(directory: Path) -> None:
@@ -114,9 +152,9 @@ def test_invalid_targets(target: str, message: str) -> None:
 
 
 def test_file_without_machines(directory: Path) -> None:
-    (directory / "empty.py").write_text("from neighbour import Imported\n")
+    (directory / "empty.py").write_text("import neighbour\n")
     with pytest.raises(
-        Failure, match=r"empty\.py defines no machine. If a variable holds them, name it: empty\.py:machines"
+        Failure, match=r"empty\.py has no machine. If a variable holds them, name it: empty\.py:machines"
     ):
         load("empty.py")
 

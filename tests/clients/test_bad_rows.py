@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 
 from gen_durable import Await, Context, Done, Machine, Next, Outcome, Signal, Spec, Status, Worker, step
+from gen_durable.telemetry import StepMissing
 from tests.clients.assertions import assert_failed
 from tests.clients.machines import Order
+from tests.support.waiting import Events
 
 LONG = timedelta(seconds=30)
 
@@ -46,19 +48,14 @@ async def test_undecodable_state_fails_the_instance_and_is_kept(durable_dsn: str
         assert (await worker.wait(mended, timeout=LONG)).result == 7
 
 
-async def test_row_of_an_unknown_machine_or_version_waits(durable_dsn: str, db: Any) -> None:
+async def test_row_of_an_unknown_machine_version_or_step_waits(durable_dsn: str, db: Any) -> None:
     insert = "select id from gen_durable.insert($1, '{\"number\": 1}', step => $2, version => $3)"
     unknown = await db.fetchval(insert, "Unknown", "only", 1)
     future = await db.fetchval(insert, "Strict", "only", 2)
     gone = await db.fetchval(insert, "Strict", "olny", 1)
     async with Worker([Strict], dsn=durable_dsn) as worker:
-        assert_failed(
-            await worker.wait(gone, timeout=LONG),
-            {"number": 1},
-            "UnknownStepError: instance {id} is at a step that was removed: "
-            "machine 'Strict' has no step 'olny'; did you mean 'only'? Use one of its steps (only), or add it.",
-        )
-        for id in (unknown, future):  # a later deployment may run them
+        await Events(worker).wait(StepMissing)
+        for id in (unknown, future, gone):  # a later deployment may run them
             waiting = await worker.wait(id, timeout=timedelta(milliseconds=50))
             assert (waiting.status, waiting.attempt, waiting.last_error) == (Status.RUNNABLE, 0, None)
 

@@ -259,7 +259,7 @@ def transitions(sessions: Iterable[Session]) -> Counter[int]:
         for result in results
         if isinstance(result, Flushed)
         for entry in result.committed()
-        if entry.kind not in ("retry", "release", "rejoin")
+        if entry.kind not in ("retry", "release", "rejoin", "defer")
     )
     return made
 

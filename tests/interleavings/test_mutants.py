@@ -12,6 +12,7 @@ from tests.interleavings import (
     event_mutants,
     schedule_mutants,
     unkept_mutants,
+    upgrade_mutants,
 )
 from tests.interleavings.bench import Bench
 from tests.interleavings.explore import explore, sample
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
         *schedule_mutants.MUTANTS,
         *collecting_mutants.MUTANTS,
         *unkept_mutants.MUTANTS,
+        *upgrade_mutants.MUTANTS,
     ],
     ids=lambda mutant: mutant.name,
 )

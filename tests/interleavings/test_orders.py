@@ -23,6 +23,7 @@ from tests.interleavings.scenarios import (
     schedules,
     signals,
     unkept,
+    upgrades,
 )
 
 AREAS = (
@@ -41,6 +42,7 @@ AREAS = (
     schedules,
     collecting,
     unkept,
+    upgrades,
 )
 # All run with default REPEATABLE READ; these also with READ COMMITTED, and in every order.
 HEART = (

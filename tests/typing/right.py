@@ -58,9 +58,11 @@ from gen_durable import (
     backoff,
     job,
     step,
+    upgrade,
 )
-from gen_durable.machine import BoundStep
+from gen_durable.machine import BoundStep, Upgrade
 from gen_durable.telemetry import Event, PickStop, StepStop, Telemetry
+from gen_durable.testing import AsyncHarness, Harness
 from gen_durable.worker import CallNext, Middleware
 
 
@@ -490,3 +492,39 @@ async def in_sessions(
     await client.signal("parcel:1", Delivery.withdrawn, conn=conn)
     assert_type(blocking.insert(Tick, conn=blocking_session).id, int)
     blocking.signal("parcel:1", Delivery.withdrawn, conn=blocking_conn)
+
+
+class Renewed(Machine[Parcel, None], version=3):
+    """Former names of a step, and upgrades of stored states."""
+
+    @upgrade(from_version=1)
+    @staticmethod
+    def number(state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "number": int(state["number"])}
+
+    @upgrade(from_version=2)
+    @staticmethod
+    def pay(state: Any) -> Parcel:
+        return Parcel(state["number"], is_paid=True)
+
+    @step(was="send")
+    async def ship(self, ctx: Context[Parcel]) -> Outcome[None]:
+        return Done(None)
+
+    @step(was=("wrap", "pack"))
+    async def prepare(self, ctx: Context[Parcel]) -> Outcome[None]:
+        return Next(self.ship)
+
+
+assert_type(Renewed.number, Upgrade)
+assert_type(Renewed.pay({"number": 1}), Any)
+
+
+def load_old_rows(durable: Harness, async_durable: AsyncHarness) -> None:
+    assert_type(
+        durable.load(
+            Renewed, version=1, step="send", state={"number": "7"}, awaits=["paid", Delivery.payment]
+        ),
+        Ref[Parcel, None],
+    )
+    assert_type(async_durable.load(Renewed, state={"number": 7}, step=Renewed.ship), Ref[Parcel, None])

@@ -36,6 +36,7 @@ from gen_durable import (
     Worker,
     job,
     step,
+    upgrade,
 )
 from gen_durable.telemetry import PickStop, StepStop, Telemetry
 
@@ -419,3 +420,18 @@ async def in_sessions(
     blocking.insert(Tick, conn=engine)  # E: an engine is not a transaction
     blocking.insert(Tick, conn=session)  # E: a session of the other kind
     blocking.insert(Tick, conn=conn)  # E(pyright): a connection of the other kind
+
+
+class Renewed(Machine[Parcel, None], version=2):
+    @upgrade(from_version=1)  # E: takes the state only
+    def number(self, state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+    @upgrade  # E: needs a version
+    @staticmethod
+    def pay(state: Any) -> Any:
+        return state
+
+    @step(was=1)  # E: not a name
+    async def ship(self, ctx: Context[Parcel]) -> Outcome[None]:
+        return Done(None)

@@ -88,6 +88,11 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
         "the state of Checkout 42 does not match Order: Expected `int`, got `str` - at `$.id`",
     ),
     (
+        errors.UpgradeError("the state of Checkout 42", 1, "the upgrade raised KeyError"),
+        "the state of Checkout 42 cannot be upgraded from version 1 to version 2: the upgrade raised KeyError; "
+        "correct the function, then retry the instance",
+    ),
+    (
         errors.EncodeError("the result of Checkout", "Receipt", "it is of type dict"),
         "the result of Checkout cannot be stored as Receipt: it is of type dict",
     ),

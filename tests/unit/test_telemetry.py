@@ -29,6 +29,7 @@ from gen_durable.telemetry import (
     ScheduleFired,
     SchedulerDrain,
     SchedulerSaturation,
+    StepMissing,
     StepStop,
     Telemetry,
 )
@@ -47,6 +48,7 @@ EVENTS: list[Event] = [
     GcSwept(count=3),
     OutcomeStale(id=7, fsm="Checkout", step="ship", step_seq=3),
     HandlerMissing(id=7, fsm="Checkout", version=1),
+    StepMissing(id=7, fsm="Checkout", version=1, step="ship"),
     OutboxPublished(count=3, sink="default"),
     OutboxFailed(count=1, sink="default", error="TimeoutError"),
     OutboxDead(id="7:3:1", sink="default", type="order.paid", error="refused"),
@@ -75,6 +77,7 @@ def test_event_names() -> None:
         "gc.swept",
         "outcome.stale",
         "handler.missing",
+        "step.missing",
         "outbox.published",
         "outbox.failed",
         "outbox.dead",

@@ -24,6 +24,7 @@ from ..reasons import (
     NotFirstInLine,
     NoWorkerForMachine,
     NoWorkerForQueue,
+    NoWorkerForStep,
     QueuePaused,
     Reason,
     UnknownLimit,
@@ -120,6 +121,14 @@ def _lasting(row: Mapping[str, Any]) -> Iterator[Reason]:
 
 def _workers(row: Mapping[str, Any]) -> Iterator[Reason]:
     if row["able"]:
+        # No steps: only workers that own a prefix are able, and they fail the instance.
+        if row["known_steps"] and not row["has_step"]:
+            yield NoWorkerForStep(
+                machine=row["fsm"],
+                version=row["fsm_version"],
+                step=row["step"],
+                known=tuple(row["known_steps"]),
+            )
         return
     if not row["serving"]:
         yield NoWorkerForQueue(queue=row["queue"], machine=row["fsm"])

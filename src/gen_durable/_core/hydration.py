@@ -14,6 +14,7 @@ from ..signals import Inbox, Message
 from .codec import decode
 from .model import ChildContent, ChildRow, Execution, SignalRow
 from .registry import Registry
+from .upgrading import upgraded
 
 __all__ = ["Content", "instance_of", "open_context", "state_of"]
 
@@ -67,7 +68,7 @@ def open_context(
     return Context(
         id=execution.id,
         machine=execution.fsm,
-        version=execution.version,
+        version=machine.version,
         step=execution.step,
         attempt=execution.attempt,
         step_seq=execution.step_seq + 1,
@@ -89,13 +90,16 @@ def open_context(
 
 
 def state_of(execution: Execution, machine: MachineDef) -> Any:
-    """Decode the state of an execution.
+    """Decode the state of an execution; upgrade it first if it is stored with an older version.
 
     SQL producers that give no state insert `{}`. For a machine without state that means `None`.
     """
-    if machine.state_type in (None, type(None)) and execution.state == "{}":
+    text, what = execution.state, f"the state of {machine.name} {execution.id}"
+    if execution.version != machine.version:
+        text = upgraded(text, execution.version, machine, what)
+    if machine.state_type in (None, type(None)) and text == "{}":
         return None
-    return decode(execution.state, machine.state_type, f"the state of {machine.name} {execution.id}")
+    return decode(text, machine.state_type, what)
 
 
 def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[Any, Any]:
@@ -103,18 +107,25 @@ def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[
 
     JSON that Python cannot decode (nested too deeply, numbers of thousands of digits) stays text.
     """
-    name, id = row["fsm"], row["id"]
-    state_type: Any = machine.state_type if machine else Any
+    name, id, version = row["fsm"], row["id"], row["fsm_version"]
     result_type: Any = machine.result_type if machine else Any
     result = row["result"]
     return Instance(
         id=id,
         machine=name,
-        version=row["fsm_version"],
+        version=version,
         step=row["step"],
         status=Status(row["status"]),
-        state=_decoded(row["state"], state_type, f"the state of {name} {id}", is_strict=False),
-        stored_result=None if result is None else decode(result, result_type, f"the result of {name} {id}"),
+        state=_decoded_state(row["state"], version, machine, f"the state of {name} {id}", is_strict=False),
+        # Code of an older version may have written a result of another type.
+        stored_result=None
+        if result is None
+        else _decoded(
+            result,
+            result_type,
+            f"the result of {name} {id}",
+            is_strict=machine is None or version == machine.version,
+        ),
         attempt=row["attempt"],
         step_seq=row["step_seq"],
         crash_count=row["crash_count"],
@@ -226,15 +237,28 @@ def _state_and_result(
     row: ChildRow, state: str, result: str | None, registry: Registry, *, is_strict: bool
 ) -> tuple[Any, Any]:
     known = registry.get(row.fsm, row.version)
-    state_type: Any = known.definition.state_type if known else Any
-    result_type: Any = known.definition.result_type if known else Any
+    machine = known.definition if known else None
+    result_type: Any = machine.result_type if machine else Any
     what = f"{row.fsm} {row.id}"
+    # Code of an older version may have written a result of another type.
+    is_own_version = machine is None or row.version == machine.version
     return (
-        _decoded(state, state_type, f"the state of {what}", is_strict=is_strict),
+        _decoded_state(state, row.version, machine, f"the state of {what}", is_strict=is_strict),
         None
         if result is None
-        else _decoded(result, result_type, f"the result of {what}", is_strict=is_strict),
+        else _decoded(result, result_type, f"the result of {what}", is_strict=is_strict and is_own_version),
     )
+
+
+def _decoded_state(text: str, version: int, machine: MachineDef | None, what: str, *, is_strict: bool) -> Any:
+    if machine is not None and version != machine.version:
+        try:
+            return decode(upgraded(text, version, machine, what), machine.state_type, what)
+        except DecodeError:
+            if is_strict:
+                raise
+            machine = None
+    return _decoded(text, machine.state_type if machine else Any, what, is_strict=is_strict)
 
 
 def _decoded(text: str, type_: Any, what: str, *, is_strict: bool) -> Any:

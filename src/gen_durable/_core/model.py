@@ -35,13 +35,24 @@ __all__ = [
 ]
 
 Kind: TypeAlias = Literal[
-    "continue", "next", "retry", "await", "schedule_children", "done", "stop", "release", "rejoin", "cancel"
+    "continue",
+    "next",
+    "retry",
+    "await",
+    "schedule_children",
+    "done",
+    "stop",
+    "release",
+    "rejoin",
+    "cancel",
+    "defer",
 ]
 """What a commit does to a row, as commit.sql spells it.
 
 `continue` is `next` under the same lease: the worker runs the next step at once. `release` returns an unfinished
 execution to the queue at no cost. `rejoin` returns a leased parent to its barrier, because a child is live again.
-`cancel` is a step that raised `Cancel`.
+`cancel` is a step that raised `Cancel`. `defer` returns an execution to the queue, due later, because the worker does
+not have its step.
 """
 
 Cause: TypeAlias = Literal["stop", "error", "exhausted", "no_handler", "refused"]
@@ -52,7 +63,7 @@ refused. The reaper adds `poison`.
 Lease: TypeAlias = tuple[int, int]
 """Instance id and lease token. The id alone is not enough: a worker can lease again the row whose lease it has lost."""
 
-PLAIN_KINDS: Final = frozenset({"continue", "next", "retry", "done", "stop", "release", "cancel"})
+PLAIN_KINDS: Final = frozenset({"continue", "next", "retry", "done", "stop", "release", "cancel", "defer"})
 _ENDING_KINDS: Final = frozenset({"done", "stop", "cancel"})
 
 ENDED: Final = frozenset({"done", "failed", "cancelled"})
@@ -153,6 +164,7 @@ class Execution(msgspec.Struct, frozen=True, gc=False):
     lease_token: int
     fsm: str
     version: int
+    """The version that the state is stored with; the machine that runs it may have a higher one."""
     step: str
     step_seq: int
     """Transitions committed before this one. With the lease token it guards every write of this execution."""
@@ -220,6 +232,8 @@ class CommitEntry(msgspec.Struct, kw_only=True, gc=False):
     """The next step; empty if the step does not change."""
     payload: str | None = None
     """The new state; of `done`, the result. `None` leaves the stored state unchanged."""
+    version: int | None = None
+    """The version of the new state, if it is not that of the stored one."""
     error: str | None = None
     failure: str | None = None
     """The exception that led to this outcome, as JSON."""
@@ -292,6 +306,7 @@ class CommitEntry(msgspec.Struct, kw_only=True, gc=False):
             and not (execution.has_signals and self.kind in _ENDING_KINDS)
             and self.letter is None
             and not self.leaves_letter
+            and self.version is None
             and self.effect is None
         )
 

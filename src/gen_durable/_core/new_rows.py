@@ -52,7 +52,7 @@ def dead_letter(execution: Execution, machine: MachineDef, receiver: str, error:
     content = {
         "id": execution.id,
         "job": machine.name,
-        "version": machine.version,
+        "version": execution.version,
         "payload": msgspec.Raw(execution.state.encode()),
         "error": error,
         "attempts": execution.attempt + 1,

@@ -16,11 +16,12 @@ from ..errors import DefinitionError, DuplicateMachineError, UnknownMachineError
 from ..jobs import Job
 from ..machine import Machine, check_annotations
 from ..refs import Insertable
+from .model import Execution
 
-__all__ = ["Machines", "Registered", "Registry"]
+__all__ = ["Machines", "Registered", "Registry", "exposed", "machines_of"]
 
 Machines: TypeAlias = Iterable[Insertable[Any, Any] | ModuleType]
-"""Machine classes, machine objects, jobs, or modules that define them."""
+"""Machine classes, machine objects, jobs, or modules that define or import them."""
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -33,10 +34,13 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 class Registry:
-    """The machines of one worker. A row is run by the version that it was inserted with."""
+    """The machines of one worker. A row is run by its version, or else by the newest machine that upgrades it."""
 
     def __init__(self, machines: Machines = ()) -> None:
         self._machines: dict[tuple[str, int], Registered] = {}
+        # By the version of a row: the machines, and for other versions the machines that upgrade them.
+        self._runs: dict[tuple[str, int], Registered] = {}
+        self._renamed: dict[tuple[str, int, str], str] = {}
         for machine in _flat(machines):
             self.add(machine)
 
@@ -53,33 +57,55 @@ class Registry:
             raise DuplicateMachineError(*key, known.definition.location, definition.location)
         registered = Registered(definition, _made(machine), not isinstance(machine, type))
         self._machines[key] = registered
+        self._index()
         return registered
 
     def find(self, fsm: str, version: int) -> Registered:
-        """Return the machine of a row; raise UnknownMachineError if it is not registered."""
+        """Return the machine that runs a row; raise UnknownMachineError if none is registered."""
         try:
-            return self._machines[fsm, version]
+            return self._runs[fsm, version]
         except KeyError:
-            raise UnknownMachineError(fsm, version, tuple(self._machines)) from None
+            raise UnknownMachineError(fsm, version, tuple(self._runs)) from None
 
     def get(self, fsm: str, version: int) -> Registered | None:
-        """Return the machine of a row; `None` if it is not registered."""
-        return self._machines.get((fsm, version))
+        """Return the machine that runs a row; `None` if none is registered."""
+        return self._runs.get((fsm, version))
+
+    def with_current_steps(self, executions: list[Execution]) -> list[Execution]:
+        """Replace the steps of executions that are stored at a former name by their current names."""
+        renamed = self._renamed
+        if not renamed:
+            return executions
+        return [
+            one
+            if (name := renamed.get((one.fsm, one.version, one.step))) is None
+            else msgspec.structs.replace(one, step=name)
+            for one in executions
+        ]
 
     @property
     def leases(self) -> dict[tuple[str, int, str], timedelta]:
-        """Lease lengths of the steps that declare one."""
+        """Lease lengths of the steps that declare one, by every name under which a row may have them."""
         return {
-            (machine.name, machine.version, step.name): step.lease
-            for machine in self
-            for step in machine.steps.values()
+            (*key, name): step.lease
+            for key, registered in self._runs.items()
+            for step in registered.definition.steps.values()
             if step.lease is not None
+            for name in (step.name, *step.was)
         }
 
     @property
     def keys(self) -> tuple[list[str], list[int]]:
-        """Names and versions as two parallel lists, as the pick takes them."""
-        return [fsm for fsm, _ in self._machines], [version for _, version in self._machines]
+        """Names and versions of the rows that it runs as two parallel lists, as the pick takes them."""
+        return [fsm for fsm, _ in self._runs], [version for _, version in self._runs]
+
+    @property
+    def steps(self) -> list[list[str]]:
+        """For each of `keys`, the steps at which it runs rows, former names included."""
+        return [
+            [name for step in registered.definition.steps.values() for name in (step.name, *step.was)]
+            for registered in self._runs.values()
+        ]
 
     @property
     def machines(self) -> list[Machine[Any, Any] | Job[Any, Any]]:
@@ -97,6 +123,24 @@ class Registry:
     def __len__(self) -> int:
         return len(self._machines)
 
+    def _index(self) -> None:
+        """Rebuild what is derived from the machines."""
+        oldest_first = sorted(self._machines.items(), key=lambda item: item[0][1])
+        upgraded = {
+            (name, version): registered
+            for (name, _), registered in oldest_first
+            for version in registered.definition.upgrades
+        }
+        self._runs = self._machines | {
+            key: registered for key, registered in upgraded.items() if key not in self._machines
+        }
+        self._renamed = {
+            (*key, former): step.name
+            for key, registered in self._runs.items()
+            for step in registered.definition.steps.values()
+            for former in step.was
+        }
+
 
 def _flat(machines: Machines) -> Iterator[Insertable[Any, Any]]:
     if isinstance(machines, type | Definition | ModuleType):
@@ -104,26 +148,34 @@ def _flat(machines: Machines) -> Iterator[Insertable[Any, Any]]:
         raise UsageError(f"{name} is not a list of machines", f"write [{name}]")
     for item in machines:
         if isinstance(item, ModuleType):
-            found = [value for value in vars(item).values() if _is_machine_of(value, item)]
+            found = machines_of(item)
             if not found:
                 raise UsageError(
-                    f"module {item.__name__} defines no machine",
-                    "pass a module that defines one, or the machines",
+                    f"module {item.__name__} has no machine",
+                    "pass a module that defines or imports one, or the machines",
                 )
             yield from found
         else:
             yield item
 
 
-def _is_machine_of(value: object, module: ModuleType) -> bool:
-    if isinstance(value, Job):
-        return value.__module__ == module.__name__
-    return (
-        isinstance(value, type)
-        and issubclass(value, Definition)
-        and value.__module__ == module.__name__
-        and hasattr(value, "__definition__")
-    )
+def exposed(module: ModuleType) -> list[object]:
+    """Return the values that a module exposes, imported ones included: those in `__all__`, or all if it has none."""
+    names: Iterable[str] = getattr(module, "__all__", vars(module))
+    values = [vars(module)[name] for name in names if name in vars(module)]
+    return list({id(value): value for value in values}.values())
+
+
+def machines_of(module: ModuleType) -> list[Insertable[Any, Any]]:
+    """Return the machine classes and jobs that a module exposes; without base classes that have no steps."""
+    found: list[Any] = [value for value in exposed(module) if _is_machine(value)]
+    return found
+
+
+def _is_machine(value: object) -> bool:
+    if isinstance(value, type):
+        return issubclass(value, Definition) and "__definition__" in vars(value)
+    return isinstance(value, Job)
 
 
 def _class_of(machine: Any) -> type[Machine[Any, Any]]:

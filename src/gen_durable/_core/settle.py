@@ -27,6 +27,7 @@ __all__ = [
     "Transition",
     "cancel",
     "checked_outcome",
+    "defer",
     "no_handler",
     "outcome_of",
     "refused",
@@ -82,6 +83,7 @@ TRANSITIONS: Final[Mapping[Kind, Transition]] = {
     "cancel": Transition("cancelled", "cancelled"),
     "release": Transition("runnable", "shutdown", keeps_crashes=True),
     "rejoin": Transition("awaiting_children", "rejoin", keeps_crashes=True),
+    "defer": Transition("runnable", "unknown_step", keeps_crashes=True),
 }
 
 NO_HANDLER: Final = "no_handler_registered"
@@ -130,6 +132,25 @@ def settle(
         EncodeError: its state, its result or a child's state cannot be stored.
         UsageError: the step's `to=` does not allow the next step, or there are too many children or events.
     """
+    entry = _entry(
+        execution, machine, outcome, state, bounds, may_chain=may_chain, error=error, emitted=emitted
+    )
+    if execution.version != machine.version and entry.payload is not None and entry.kind != "done":
+        entry.version = machine.version
+    return entry
+
+
+def _entry(
+    execution: Execution,
+    machine: MachineDef,
+    outcome: Outcome[Any],
+    state: object,
+    bounds: Bounds,
+    *,
+    may_chain: bool,
+    error: str | None,
+    emitted: Sequence[Event],
+) -> CommitEntry:
     match outcome:
         case Next():
             chains = (
@@ -259,6 +280,11 @@ def cancel(execution: Execution, reason: str) -> CommitEntry:
     return CommitEntry(execution=execution, kind="cancel", error=reason)
 
 
+def defer(execution: Execution, delay: timedelta) -> CommitEntry:
+    """Return an execution to the queue, due after `delay`: this worker does not have its step. It costs no attempt."""
+    return CommitEntry(execution=execution, kind="defer", delay=delay)
+
+
 def no_handler(execution: Execution) -> CommitEntry:
     """Fail the instance: the worker that owns its prefix has no machine of that name and version."""
     facts = {
@@ -301,6 +327,7 @@ def _stripped(entry: CommitEntry, **fields: Any) -> CommitEntry:
     return msgspec.structs.replace(
         entry,
         payload=None,
+        version=None,
         children=(),
         awaits=None,
         presented=(),
@@ -320,7 +347,11 @@ def _stripped(entry: CommitEntry, **fields: Any) -> CommitEntry:
 
 def _target(execution: Execution, machine: MachineDef, step: str) -> str:
     if step not in machine.steps:
-        raise UnknownStepError(machine.name, step, tuple(machine.steps), f"step '{execution.step}'")
+        # A state of older code may contain a former name.
+        found = machine.find_step(step)
+        if found is None:
+            raise UnknownStepError(machine.name, step, tuple(machine.steps), f"step '{execution.step}'")
+        step = found.name
     source = machine.steps.get(execution.step)
     if source is not None and source.to is not None and step not in source.to:
         raise UsageError(

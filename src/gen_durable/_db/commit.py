@@ -65,7 +65,7 @@ _RARE: Final = ("presented", "deadlines", "concurrency_keys", "consumed")
 _PROFILE: Final = (
     *("statuses", "names", "advances", "repeats", "keeps_crashes", "next_attempts", "steps", "errors"),
     *("delays", "from_steps", "attempts", "leased_ats", "finishes_later", "causes"),
-    *("awaits", "timeouts", "children", "switches_keys", "rate_limits", "weights"),
+    *("awaits", "timeouts", "children", "switches_keys", "rate_limits", "weights", "versions"),
 )
 # Between JSON texts; JSON escapes control characters in strings and has none elsewhere but whitespace.
 _SEPARATOR: Final = "\x1e"
@@ -473,6 +473,7 @@ def _rare(entry: CommitEntry) -> tuple[Any, ...]:
         entry.switches_key,
         entry.rate_limit,
         entry.weight,
+        entry.version,
     )
 
 
@@ -481,7 +482,7 @@ def _resolved(profile: tuple[Any, ...]) -> tuple[Any, ...]:
     kind, step, error, delay, from_step, attempt, leased_at, finishes_later, cause, rare = profile
     transition = TRANSITIONS[kind]
     status = transition.status
-    awaits, timeout, children, *more = rare or (None,) * 6
+    awaits, timeout, children, *more = rare or (None,) * 7
     if children == 0:
         status = "runnable"
     return (

@@ -40,6 +40,8 @@ committed as (
          -- Unchanged by a chained commit, which would not be HOT otherwise.
          rest_step = case when g.cancel_requested_at is not null then g.step
                           when o.status in ('runnable', 'executing') then g.rest_step else coalesce(o.step, g.step) end,
+         -- Set with the state only: a version that does not fit the state would let other code read it.
+         fsm_version = case when g.cancel_requested_at is null and o.version is not null then o.version else g.fsm_version end,
          state = case when g.cancel_requested_at is null and o.status <> 'done' and o.payload is not null
                       then o.payload::jsonb else g.state end,
          result = case when g.cancel_requested_at is null and o.status = 'done' then o.payload::jsonb end,
@@ -93,7 +95,7 @@ committed as (
                  (:causes::text[])[profile] as cause, (:awaits::text[])[profile] as awaits,
                  (:timeouts::interval[])[profile] as timeout, (:children::int[])[profile] as children,
                  (:switches_keys::boolean[])[profile] as switches_key, (:rate_limits::text[])[profile] as rate_limit,
-                 (:weights::int[])[profile] as weight
+                 (:weights::int[])[profile] as weight, (:versions::int[])[profile] as version
             from unnest(:ids::text::bigint[], :lease_tokens::text::bigint[], :step_seqs::text::bigint[], :profiles::text::int[],
                         string_to_array(:payloads::text, e'\x1e', ''), :started_ats::text::double precision[], :failures::text[],
                         :presented::text[], :deadlines::timestamptz[], :concurrency_keys::text[], :consumed::text[])

@@ -51,6 +51,7 @@ def examine(settings: Settings) -> Plan[list[Finding]]:
         _clock,
         _leases,
         _backlog,
+        _steps,
         _keys,
         _limits,
         _schedules,
@@ -286,6 +287,26 @@ def _unknown(rows: Rows) -> Iterator[Finding]:
                 fix="deploy a worker with this version of the machine, or cancel these instances",
                 facts={"queue": queue, "machine": name, "version": version, "count": count},
             )
+
+
+def _steps(settings: Settings) -> Plan[list[Finding]]:
+    rows = yield _SQL["steps"](most=_MAX_COUNT)
+    return [
+        Finding(
+            code="step.unknown",
+            what=f"no live worker has step {row['step']} of {row['fsm']} version {row['fsm_version']}; "
+            f"{_counted(row['count'], 'waiting instance')}; live workers have {', '.join(row['steps'])}",
+            fix=f'deploy the step, or name it in was="{row["step"]}" of the step that replaces it',
+            facts={
+                "machine": row["fsm"],
+                "version": row["fsm_version"],
+                "step": row["step"],
+                "count": row["count"],
+                "steps": row["steps"],
+            },
+        )
+        for row in rows
+    ]
 
 
 def _due(rows: list[Row]) -> dict[str, int]:

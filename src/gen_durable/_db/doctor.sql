@@ -93,6 +93,51 @@ select backlog.queue, backlog.fsm, backlog.fsm_version, backlog.count, backlog.d
             where w.expires_at > statement_timestamp() and not w.is_draining) each) serving_workers
  order by backlog.queue, backlog.fsm, backlog.fsm_version
 
+-- name: steps
+-- Live rows by machine, version and step, of which live workers run the machine and version, but none of them has the step. Parked
+-- rows are read by a skip scan of gen_durable_resting, once per machine, version, queue, status and step; runnable ones all.
+with recursive known as materialized (
+  select machine.fsm, machine.version, array_agg(distinct step.name order by step.name) as steps
+    from gen_durable.workers w
+   cross join lateral unnest(w.fsms, w.fsm_versions) with ordinality as machine (fsm, version, number)
+   cross join lateral jsonb_array_elements_text(coalesce(w.fsm_steps -> (machine.number - 1)::int, '[]')) as step (name)
+   where w.expires_at > statement_timestamp() and not w.is_draining
+   group by 1, 2
+), resting as (
+  (select g.fsm, g.queue, g.fsm_version, g.status, g.rest_step from gen_durable.gen_durable g
+    where g.status not in ('runnable', 'executing') and g.deleted_at is null
+    order by g.fsm collate "C", g.queue, g.fsm_version, g.status, g.rest_step limit 1)
+  union all
+  select next.* from resting cross join lateral (
+    select g.fsm, g.queue, g.fsm_version, g.status, g.rest_step from gen_durable.gen_durable g
+     where g.status not in ('runnable', 'executing') and g.deleted_at is null
+       and (g.fsm collate "C", g.queue, g.fsm_version, g.status, g.rest_step)
+           > (resting.fsm collate "C", resting.queue, resting.fsm_version, resting.status, resting.rest_step)
+     order by g.fsm collate "C", g.queue, g.fsm_version, g.status, g.rest_step limit 1) next
+), parked as (
+  select resting.fsm, resting.fsm_version, resting.rest_step as step, (
+           select count(*) from (
+             select from gen_durable.gen_durable g
+              where g.status not in ('runnable', 'executing') and g.deleted_at is null and g.fsm collate "C" = resting.fsm
+                and g.queue = resting.queue and g.fsm_version = resting.fsm_version and g.status = resting.status
+                and g.rest_step = resting.rest_step limit :most::int) row) as count
+    from resting join known on known.fsm = resting.fsm and known.version = resting.fsm_version
+   where resting.status in ('awaiting_signal', 'awaiting_children') and resting.rest_step <> all (known.steps)
+), live as (
+  select g.fsm, g.fsm_version, g.step, count(*) as count from gen_durable.gen_durable g
+   where g.status = 'runnable' and not g.gated group by 1, 2, 3
+  union all
+  select g.fsm, g.fsm_version, g.step, count(*) from gen_durable.gen_durable g
+   where g.status = 'runnable' and g.concurrency_key is not null and g.gated group by 1, 2, 3
+  union all
+  select * from parked
+)
+select live.fsm, live.fsm_version, live.step, sum(live.count)::bigint as count, known.steps
+  from live join known on known.fsm = live.fsm and known.version = live.fsm_version
+ where live.step <> all (known.steps)
+ group by live.fsm, live.fsm_version, live.step, known.steps
+ order by live.fsm, live.fsm_version, live.step
+
 -- name: schedules
 -- Schedules whose fire time passed more than :grace ago: a worker should have fired them.
 select count(*) as count, min(late.next_at) as since, (array_agg(late.name order by late.next_at, late.name))[1:10] as names

@@ -5,6 +5,7 @@
 --   serving       live workers that serve its queue, or a prefix of its machine's name, and are not draining
 --   able          those of them that also know its machine and version, or run every machine under their prefix
 --   knowing       live workers that know its machine and version, whatever they serve
+--   has_step      whether one of the able workers runs rows at its step; known_steps: the steps at which they run rows
 --   holders       the executions that hold the slots of its key, if no slot is free
 --   first_of_key, ahead_of_key
 --                 the due rows of its key that start before it, at most 1000: null if a slot is left for this row. Rows that
@@ -45,18 +46,25 @@ select g.id, g.fsm, g.fsm_version, g.step, g.attempt, g.status::text as status, 
              and (ahead.priority, ahead.eligible_at, ahead.id) < (g.priority, g.eligible_at, g.id)
              and ahead.eligible_at <= statement_timestamp()
            limit 1000) due) as ahead,
-       coalesce(by_worker.serving, 0) as serving, coalesce(by_worker.able, 0) as able, coalesce(by_worker.knowing, 0) as knowing
+       coalesce(by_worker.serving, 0) as serving, coalesce(by_worker.able, 0) as able, coalesce(by_worker.knowing, 0) as knowing,
+       by_worker.known_steps, coalesce(g.step = any (by_worker.known_steps), false) as has_step
   from gen_durable.gen_durable g
   left join gen_durable.queues pause on pause.name = g.queue and pause.is_paused
  cross join lateral (
    select count(*) filter (where each.by_queue or each.by_prefix) as serving,
           count(*) filter (where each.knows and each.by_queue or each.by_prefix and (each.knows or not each.leaves_unknown)) as able,
-          count(*) filter (where each.knows) as knowing
-     from (select g.queue = any (w.queues) as by_queue, w.leaves_unknown,
+          count(*) filter (where each.knows) as knowing,
+          (select array_agg(distinct step.name order by step.name)
+             from jsonb_array_elements(jsonb_agg(each.steps) filter (where each.knows and (each.by_queue or each.by_prefix)))
+                  as known (steps)
+            cross join lateral jsonb_array_elements_text(known.steps) as step (name)) as known_steps
+     from (select g.queue = any (w.queues) as by_queue, w.leaves_unknown, machine.number is not null as knows,
                   exists (select from unnest(w.prefixes) as prefix where starts_with(g.fsm, prefix)) as by_prefix,
-                  exists (select from unnest(w.fsms, w.fsm_versions) as machine (fsm, version)
-                           where machine.fsm = g.fsm and machine.version = g.fsm_version) as knows
+                  coalesce(w.fsm_steps -> (machine.number - 1)::int, '[]') as steps
              from gen_durable.workers w
+             left join lateral (
+               select known.number from unnest(w.fsms, w.fsm_versions) with ordinality as known (fsm, version, number)
+                where known.fsm = g.fsm and known.version = g.fsm_version limit 1) machine on true
             where w.expires_at > statement_timestamp() and not w.is_draining) each) by_worker
  cross join lateral (
    select limited.slots,

@@ -43,6 +43,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     leaves_unknown: bool
     fsms: list[str]
     fsm_versions: list[int]
+    fsm_steps: str = "[]"
+    """JSON: for each machine, the steps at which it runs rows."""
     schema_version: int = LATEST
 
 

@@ -6,11 +6,11 @@ with deleted as (
   delete from gen_durable.workers w where w.expires_at < statement_timestamp() - interval '10 minutes'
 )
 insert into gen_durable.workers (name, host, pid, version, seen_at, expires_at, is_draining, queues, prefixes, leaves_unknown,
-                                 fsms, fsm_versions, paused_queues, paused_since, schema_version)
+                                 fsms, fsm_versions, fsm_steps, paused_queues, paused_since, schema_version)
 values (:name::text, :host::text, :pid::int, :version::text, statement_timestamp(),
         statement_timestamp() + :alive_for::interval, :is_draining::boolean, :queues::text[], :prefixes::text[],
-        :leaves_unknown::boolean, :fsms::text[], :fsm_versions::int[], :paused_queues::text[], :paused_since::timestamptz[],
-        :schema_version::int)
+        :leaves_unknown::boolean, :fsms::text[], :fsm_versions::int[], :fsm_steps::text::jsonb, :paused_queues::text[],
+        :paused_since::timestamptz[], :schema_version::int)
     on conflict (name) do update
    set seen_at = excluded.seen_at, expires_at = excluded.expires_at, is_draining = excluded.is_draining,
        paused_queues = excluded.paused_queues, paused_since = excluded.paused_since

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from .._core.model import CommitEntry, CommitResult, Committed, Execution, Stale
-from ..telemetry import HandlerMissing, OutcomeStale, StepStop
+from ..telemetry import HandlerMissing, OutcomeStale, StepMissing, StepStop
 from .executor import log_failure
 from .in_flight import InFlight
 from .worker_context import WorkerContext
@@ -41,6 +41,13 @@ class ExecutionReports:
             entry.log_line is not None or result.refused or result.status == "failed"
         ):
             self._log_committed(execution, entry, result)
+        if entry.kind == "defer":
+            telemetry.emit(
+                StepMissing(
+                    id=execution.id, fsm=execution.fsm, version=execution.version, step=execution.step
+                )
+            )
+            return
         if entry.started is not None and telemetry.is_wanted(StepStop):
             telemetry.emit(
                 StepStop(

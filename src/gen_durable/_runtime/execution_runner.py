@@ -424,6 +424,7 @@ def _next(execution: Execution, entry: CommitEntry, committed: Committed) -> Exe
     """Build the execution of the next step on the same lease, as a pick of the row would."""
     return msgspec.structs.replace(
         execution,
+        version=execution.version if entry.version is None else entry.version,
         step=entry.step,
         step_seq=execution.step_seq + 1,
         attempt=0,

@@ -20,6 +20,7 @@ from .._core.settle import (
     Bounds,
     cancel,
     checked_outcome,
+    defer,
     no_handler,
     outcome_of,
     rejoin,
@@ -29,7 +30,7 @@ from .._core.settle import (
 from .._tracing import Span, Tracing, tracing
 from ..context import Context
 from ..definition import MachineDef, StepDef
-from ..errors import CodecError, ProcessStepError, StepTimeoutError, UnknownStepError
+from ..errors import CodecError, ProcessStepError, StepTimeoutError
 from ..jobs import Job
 from ..machine import Machine
 from ..outcome import Cancel, Decision, Discard, Outcome, Retry, RetryAfter, Stop, message_text, reason_text
@@ -37,6 +38,7 @@ from .content_loader import waiter
 from .middleware import Middleware, wrapped
 from .processes.process_pool import ProcessDiedError, ProcessPool
 from .threads import Threads
+from .unknown_steps import UnknownSteps
 from .user_exceptions import as_exception, current_task, decision_in, found_live_child, is_task_cancelled
 
 __all__ = ["Executor", "log_failure"]
@@ -64,6 +66,7 @@ class Executor:
         self._threads = threads
         self._processes = processes
         self._middleware = middleware
+        self._unknown_steps = UnknownSteps()
         self.resources: Any = resources
         """`ctx.resources` of all steps."""
         self.content: Content | None = content
@@ -212,12 +215,10 @@ class Executor:
         machine = registered.definition
         step = machine.steps.get(execution.step)
         if step is None:
-            raise UnknownStepError(
-                machine.name,
-                execution.step,
-                tuple(machine.steps),
-                f"instance {execution.id} is at a step that was removed",
-            )
+            # Other code has this step, or will have it. Failing the instance would lose it in a rolling deploy.
+            entry = defer(execution, self._unknown_steps.delay(execution))
+            entry.log_line = self._unknown_steps.warning(execution, machine)
+            return entry
         if step.pool == "process" and self._processes is not None:
             return await self._step_in_process(step, execution, machine, self._processes, may_chain=may_chain)
         context = self._open(execution, machine, state_of(execution, machine))

@@ -219,6 +219,7 @@ class Picker(Service):
     async def _loaded(self, executions: list[Execution]) -> list[InFlight]:
         """Load the inboxes and children of leased rows. Returns the executions that can run now."""
         of = self._context.leases.of
+        executions = self._context.registry.with_current_steps(executions)
         leased = [InFlight.of(one, of(one.fsm, one.version, one.step)) for one in executions]
         # Keep the leases from here on: loading may take longer than a lease.
         self._heartbeat.keep(leased)

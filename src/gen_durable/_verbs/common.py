@@ -46,8 +46,13 @@ def definition_of_target(target: Target) -> MachineDef | None:
 
 
 def read(row: Mapping[str, Any], definition: MachineDef | None) -> Instance[Any, Any]:
-    """Build an instance from a row. Raises UsageError if it belongs to another machine."""
-    return instance_of(row, of_machine(row, definition))
+    """Build an instance from a row, with the type of the definition if that has or upgrades the version of the row.
+
+    Raises:
+        UsageError: the instance belongs to another machine.
+    """
+    machine = _same_machine(row, definition)
+    return instance_of(row, machine if machine is not None and machine.can_read(row["fsm_version"]) else None)
 
 
 def of_machine(row: Mapping[str, Any], definition: MachineDef | None) -> MachineDef | None:
@@ -58,12 +63,17 @@ def of_machine(row: Mapping[str, Any], definition: MachineDef | None) -> Machine
     Raises:
         UsageError: the instance belongs to another machine.
     """
+    machine = _same_machine(row, definition)
+    return machine if machine is not None and machine.version == row["fsm_version"] else None
+
+
+def _same_machine(row: Mapping[str, Any], definition: MachineDef | None) -> MachineDef | None:
     if definition is not None and row["fsm"] != definition.name:
         raise UsageError(
             f"instance {row['id']} is a {row['fsm']}, not a {definition.name}",
             "use the machine that it belongs to",
         )
-    return definition if definition is not None and row["fsm_version"] == definition.version else None
+    return definition
 
 
 def checked_reason(reason: str | None) -> str | None:

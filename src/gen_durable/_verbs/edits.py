@@ -87,8 +87,11 @@ def check_change(
     type_ = known.state_type if known else Any
     text = None if state is KEEP else encode(convert(state, type_, what), type_, what, settings.max_payload)
     name = None if step is None else step_name(step)
-    if known is not None and name is not None and name not in known.steps:
-        raise UnknownStepError(known.name, name, tuple(known.steps))
+    if known is not None and name is not None:
+        found = known.find_step(name)
+        if found is None:
+            raise UnknownStepError(known.name, name, tuple(known.steps))
+        name = found.name
     if known is None and validate and (text, name) != (None, None):
         yield from check_by_name(row["fsm"], row["fsm_version"], text, name)
     return text, name

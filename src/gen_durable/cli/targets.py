@@ -10,14 +10,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
+import click
+
+from .._core.registry import exposed, machines_of
 from .._dictionary import did_you_mean
 from .._runtime.processes.import_path import load_file
-from ..definition import Definition
+from ..definition import Definition, definition_of
 from ..errors import GenDurableError
-from ..jobs import Job
 from ..schedules import Schedule
 from ..worker import Worker
 from .failure import Failure
+from .rows import clean
 
 __all__ = ["Machines", "load"]
 
@@ -29,12 +32,13 @@ def load(target: str) -> Machines | Worker:
     """Return the machines of a target, or its `Worker`."""
     place, _, name = target.partition(":")
     module = _module(place)
+    schedules = [value for value in exposed(module) if isinstance(value, Schedule)]
     if name:
-        return _checked(_attribute(module, place, name), target)
-    machines = _machines_of(module)
+        return _with_schedules(_checked(_attribute(module, place, name), target), schedules, target)
+    machines: Machines = [*machines_of(module)]
     if not machines:
-        raise Failure(f"{place} defines no machine. If a variable holds them, name it: {place}:machines")
-    return [*machines, *(value for value in vars(module).values() if isinstance(value, Schedule))]
+        raise Failure(f"{place} has no machine. If a variable holds them, name it: {place}:machines")
+    return [*machines, *schedules]
 
 
 def _module(place: str) -> ModuleType:
@@ -78,15 +82,19 @@ def _prepend(directory: Path) -> None:
         sys.path.insert(0, str(directory))
 
 
-def _machines_of(module: ModuleType) -> Machines:
-    """Return the machines and jobs defined in this module, in the order of the file; without abstract bases."""
-    return [
-        value
-        for value in vars(module).values()
-        if (isinstance(value, Job) or (isinstance(value, type) and issubclass(value, Definition)))
-        and "__definition__" in vars(value)
-        and value.__module__ == module.__name__
-    ]
+def _with_schedules(loaded: Machines | Worker, schedules: list[Schedule], target: str) -> Machines | Worker:
+    """Add the schedules of the file that insert one of the machines, unless the variable has schedules of its own."""
+    if isinstance(loaded, Worker) or any(isinstance(each, Schedule) for each in loaded):
+        return loaded
+    names = {definition_of(each).name for each in loaded if not isinstance(each, Schedule)}
+    for each in schedules:
+        machine = definition_of(each.spec.definition).name
+        if machine in names:
+            loaded.append(each)
+        else:
+            text = f"schedule {each.name} is not stored: {target} does not have its machine {machine}"
+            click.echo(f"warning: {clean(text)}", err=True)
+    return loaded
 
 
 def _attribute(module: ModuleType, place: str, name: str) -> object:

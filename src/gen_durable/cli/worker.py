@@ -101,8 +101,10 @@ def worker(
 ) -> None:
     """Run the machines of TARGET until SIGTERM or SIGINT.
 
-    TARGET is a file (app.py: all machines and schedules defined in it), a variable of a file (app.py:machines: a
-    machine, a list of machines, or a Worker), or the same in a module (shop.machines:checkout).
+    TARGET is a file (app.py: all machines, jobs and schedules that it defines or imports; __all__ narrows that), a
+    variable of a file (app.py:machines: a machine, a list of machines, or a Worker), or the same in a module
+    (shop.machines:checkout). A list of machines without schedules runs with the schedules of the file that insert one
+    of them.
 
     The first signal drains: running steps get --drain-timeout to finish. A second signal skips the drain.
 

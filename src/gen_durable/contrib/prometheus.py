@@ -214,6 +214,9 @@ class _Counts:
         self._missing = counter(
             "handler_missing", "Instances that failed because their machine is not registered.", "machine"
         )
+        self._missing_steps = counter(
+            "step_missing", "Executions given back because this worker does not have their step.", "machine"
+        )
         self._swept = counter("swept", "Ended instances removed by retention.")
         self._throttled = counter("throttled", "Starts delayed by a rate limit.", "limit", "queue")
         self._unknown = counter(
@@ -240,6 +243,7 @@ class _Counts:
             # Not `_step`: any worker expires the awaits of all machines, and their names come from code.
             "await.timeout": lambda event: self._timeouts.labels(event.fsm, event.step).inc(),
             "handler.missing": lambda event: self._missing.labels(self._machine(event)).inc(),
+            "step.missing": lambda event: self._missing_steps.labels(self._machine(event)).inc(),
             "outbox.published": lambda event: self._published.labels(event.sink).inc(event.count),
             "outbox.failed": lambda event: self._refused.labels(event.sink).inc(event.count),
             "outbox.dead": lambda event: self._dead.labels(event.sink).inc(),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from datetime import timedelta
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, get_args, overload
 
 from .. import _verbs
-from .._checks import checked_delay
+from .._checks import checked_delay, checked_int
+from .._core.codec import encode
 from .._db import search, snapshots
 from .._db.plan import Plan, Row
 from .._dictionary import did_you_mean
@@ -19,10 +20,11 @@ from ..async_client import AsyncClient
 from ..definition import MachineDef, StepRef, definition_of, step_name
 from ..errors import UsageError
 from ..instance import Instance, Status
-from ..refs import AnySpec, Insertable, Ref, Target, target_value
+from ..refs import AnySpec, Insertable, Key, Ref, Target, key_text, target_value
 from ..schedules import Schedule
 from ..signals import Signal, signal_name
 from . import _clock as clock
+from ._load import load
 from ._stepper import Crash, CrashPoint, Stepper, Transition
 
 __all__ = ["HarnessBase"]
@@ -85,6 +87,53 @@ class HarnessBase:
 
         put_schedule.__doc__ = AsyncClient.put_schedule.__doc__
         put_schedule.__signature__ = signature(AsyncClient.put_schedule)
+
+    def load(
+        self,
+        machine: Insertable[StateT, ResultT],
+        /,
+        *,
+        state: object,
+        version: int | None = None,
+        step: StepRef[Any] | str | None = None,
+        awaits: Iterable[Signal[Any] | str] = (),
+        correlation_key: Key | None = None,
+    ) -> Ref[StateT, ResultT]:
+        """Put an instance in place as older code has left it, to test that the machine continues it.
+
+            order = durable.load(Checkout, version=1, step="decide", state={"name": "Ada"}, awaits=["paid"])
+            durable.signal(order, Checkout.paid, Payment(100))
+            durable.drain()
+            durable.assert_done(order)
+
+        Args:
+            machine: the machine that is to continue it.
+            state: the stored state, as JSON data. It is not checked against the machine.
+            version: the version that the instance is stored with; default: that of the machine.
+            step: the step that it is at, also one that the machine does not have; default: the initial step.
+            awaits: the signals that it waits for; default: it is due.
+            correlation_key: its key.
+
+        Returns:
+            A reference to the instance.
+        """
+        definition = definition_of(machine)
+        number = definition.version if version is None else version
+        self._stepper.learn(machine)
+        id = self._run_now(
+            load(
+                fsm=definition.name,
+                version=checked_int(number, "the version of the instance", 1, 2**31 - 1),
+                step=definition.initial if step is None else step_name(step),
+                state=encode(state, Any, "the state", self._stepper.max_payload),
+                queue=definition.queue,
+                awaits=[signal_name(each) for each in awaits] or None,
+                correlation_key=None
+                if correlation_key is None
+                else key_text(correlation_key, "correlation_key"),
+            )
+        )
+        return Ref(machine, id)
 
     def advance(
         self,

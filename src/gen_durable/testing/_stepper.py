@@ -33,7 +33,7 @@ from .._runtime.threads import Threads
 from .._runtime.user_exceptions import current_task
 from ..config import Settings
 from ..definition import StepDef, definition_of
-from ..errors import DefinitionError, UsageError
+from ..errors import DefinitionError, UnknownStepError, UsageError
 from ..instance import Status
 from ..jobs import Job
 from ..machine import Machine
@@ -129,6 +129,11 @@ class Stepper:
         self._clock = DatabaseClock()
         self._is_draining = False
         self._has_new_machines = False
+
+    @property
+    def max_payload(self) -> int:
+        """The most bytes of a state."""
+        return self._bounds.max_payload
 
     @property
     def resources(self) -> Any:
@@ -239,7 +244,8 @@ class Stepper:
             picked = await database.run(picks.pick(queue, request))
             if picked.executions:
                 self._observe(picked.executions[0], sent)
-                (execution,) = await database.run(picks.load(picked.executions))
+                current = self.registry.with_current_steps(picked.executions)
+                (execution,) = await database.run(picks.load(current))
                 if not execution.live_children:
                     return execution
                 await self._commit(database, rejoin(execution))
@@ -273,6 +279,12 @@ class Stepper:
         if (unknown := self._executor.unknown) is not None:
             self._executor.unknown = None
             raise unknown
+        if entry.kind == "defer":
+            # A worker would leave the row to others. In a test there are none.
+            await self._commit(database, release(execution))
+            machine = self.registry.find(execution.fsm, execution.version).definition
+            where = f"{execution.fsm} {execution.id}, version {execution.version}"
+            raise UnknownStepError(machine.name, execution.step, tuple(machine.steps), where)
         self._crash_if_due(execution, "before_commit")
         commit = partial(self._commit_begun, database, started)
         result = await commit(entry)
@@ -376,7 +388,7 @@ def _too_many_fire_times(max_steps: int) -> str:
 
 def _transition(execution: Execution, kind: Kind) -> Transition:
     # The harness does not chain steps, and a released execution makes no transition.
-    assert kind != "continue" and kind != "release" and kind != "rejoin"  # noqa: S101, PT018
+    assert kind != "continue" and kind != "release" and kind != "rejoin" and kind != "defer"  # noqa: S101, PT018
     return Transition(
         instance_id=execution.id,
         machine=execution.fsm,

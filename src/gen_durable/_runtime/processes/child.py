@@ -41,9 +41,11 @@ class _Machines(Registry):
         self._paths: dict[tuple[str, int], ImportPath] = {
             (fsm, version): path for fsm, version, path in hello.machines
         }
+        # By the version of a row. An older version may be a machine of its own that is not imported yet.
+        self._imported: dict[tuple[str, int], Registered] = {}
 
     def get(self, fsm: str, version: int) -> Registered | None:
-        known = super().get(fsm, version)
+        known = self._imported.get((fsm, version))
         if known is not None or (fsm, version) not in self._paths:
             return known
         try:
@@ -53,17 +55,18 @@ class _Machines(Registry):
             return None
 
     def find(self, fsm: str, version: int) -> Registered:
-        known = super().get(fsm, version)
+        known = self._imported.get((fsm, version))
         if known is None:
             path = self._paths.get((fsm, version))
             if path is None:
                 raise UnknownMachineError(fsm, version, tuple(self._paths))
             known = self.add(path.load())
-            if (known.definition.name, known.definition.version) != (fsm, version):
+            if known.definition.name != fsm or not known.definition.can_read(version):
                 raise UsageError(
                     f"{path.module}.{path.name} is not '{fsm}' v{version}",
                     "assign the job to the name of its function",
                 )
+            self._imported[fsm, version] = known
         return known
 
 

@@ -51,11 +51,11 @@ def hello_for(registry: Registry, bounds: Bounds) -> Hello | None:
     """
     machines: list[tuple[str, int, ImportPath]] = []
     first: list[tuple[str, int]] = []
-    for machine in registry:
-        key = (machine.name, machine.version)
-        uses_pool = any(step.pool == "process" for step in machine.steps.values())
+    for key in zip(*registry.keys, strict=True):
+        registered = registry.find(*key)
+        uses_pool = any(step.pool == "process" for step in registered.definition.steps.values())
         try:
-            machines.append((*key, machine_path(registry.find(*key))))
+            machines.append((*key, machine_path(registered)))
         except OptionError:
             if uses_pool:
                 raise

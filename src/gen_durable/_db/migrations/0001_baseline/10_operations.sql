@@ -17,6 +17,7 @@ create table gen_durable.workers (
   leaves_unknown boolean not null,                        -- it does not run unknown machines under its prefixes
   fsms           text[] not null,                         -- the machines that it runs
   fsm_versions   int[] not null,                          -- their versions, same positions
+  fsm_steps      jsonb not null default '[]',             -- the steps at which it runs their rows, same positions
   paused_queues  text[] not null default '{}',            -- paused queues that it has stopped starting
   paused_since   timestamptz[] not null default '{}'      -- the paused_at that it confirms, same positions
 );

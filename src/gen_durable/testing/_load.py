@@ -1,0 +1,36 @@
+"""Put instances of older versions in place."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .._db.plan import Plan
+from ._sql import statements
+
+__all__ = ["load"]
+
+_SQL: Final = statements("load.sql")
+
+
+def load(
+    *,
+    fsm: str,
+    version: int,
+    step: str,
+    state: str,
+    queue: str,
+    awaits: list[str] | None,
+    correlation_key: str | None,
+) -> Plan[int]:
+    """Insert an instance at any version and step, due or parked; return its id."""
+    (row,) = yield _SQL["load"](
+        fsm=fsm,
+        version=version,
+        step=step,
+        state=state,
+        queue=queue,
+        awaits=awaits,
+        correlation_key=correlation_key,
+    )
+    id: int = row["id"]
+    return id
