@@ -25,7 +25,6 @@ from gen_durable import (
     job,
     step,
 )
-from gen_durable.errors import UnknownStepError
 from gen_durable.telemetry import StepStop
 from tests.support.rows import row_of
 from tests.support.settings import AN_HOUR, CALM
@@ -122,27 +121,6 @@ async def test_undecodable_signal_leaves_the_state_readable(durable_dsn: str) ->
         ended = await worker.wait(ref, timeout=PATIENCE)
     # The outcome of `handle` consumed the signals of its step.
     assert ended.result == "order 42, 0 unread"
-
-
-async def test_unknown_step_goes_to_handle(durable_dsn: str, db: Any) -> None:
-    class Shop(Machine[Order, str]):
-        @step
-        async def run(self, ctx: Context[Order]) -> Outcome[str]:
-            return Done("ran")
-
-        def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[str]:
-            assert isinstance(error, UnknownStepError)
-            return Next(self.run) if ctx.step == "ran" else Stop(error)
-
-    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
-        moved, lost = [await worker.insert(Shop, Order(n), schedule_in=AN_HOUR) for n in (1, 2)]
-        rename = "update gen_durable.gen_durable set step = $2, eligible_at = now() where id = $1"
-        await db.execute(rename, moved.id, "ran")
-        await db.execute(rename, lost.id, "gone")
-        assert (await worker.wait(moved, timeout=PATIENCE)).result == "ran"
-        failed = await worker.wait(lost, timeout=PATIENCE)
-    assert failed.status is Status.FAILED
-    assert "machine 'Shop' has no step 'gone'" in str(failed.last_error)
 
 
 @pytest.mark.clause("MCH-5")

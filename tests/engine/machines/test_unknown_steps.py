@@ -49,7 +49,7 @@ async def insert_at(db: Any, step: str, **columns: Any) -> int:
     return id
 
 
-@pytest.mark.clause("VER-8")
+@pytest.mark.clause("VER-8", "TEL-12")
 @pytest.mark.parametrize("source", ["queue", "prefix"])
 async def test_instance_at_an_unknown_step_is_left_alone(
     durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture, source: str
