@@ -290,6 +290,7 @@ class AsyncClient:
         reason: str | None = None,
         actor: str | None = None,
         force: bool = False,
+        undo: bool = True,
         cascade: bool = False,
         conn: AsyncConnection | None = None,
     ) -> CancelResult:
@@ -300,23 +301,35 @@ class AsyncClient:
         A runnable or parked instance ends at once; an executing one when its step ends. An acknowledged cancel wins
         over every later outcome of the step: the outcome is discarded, and its effect is rolled back.
 
+        If the step has `on_cancel=`, the instance goes to that step instead of ending. Otherwise it runs the undo steps
+        of its committed steps (`undo=`) before it ends; a parent waits for its live children first.
+
         Args:
             target: what `insert` returned, an id, or a correlation key.
             reason: recorded in the row and in the audit log.
             actor: who cancels it; recorded likewise.
-            force: revoke the lease of an executing step now. The step may keep running, but cannot commit.
+            force: end it now, without `on_cancel` and undo steps. The lease of an executing step is revoked: the step
+                may keep running, but cannot commit.
+            undo: `False` runs no undo steps, or no further ones.
             cascade: also cancel all descendants.
             conn: a connection of the caller: cancel in its transaction.
 
         Returns:
-            `Cancelled`, `CancelRequested` if a step is executing, or `AlreadyFinished`.
+            `Cancelled`; `CancelRequested` if a step is executing or has to run first; `Compensating` if its undo steps
+            already run; or `AlreadyFinished`.
 
         Raises:
             NoTargetError: there is no such instance.
         """
         return await self._write(
             _verbs.cancel(
-                target, reason, actor, force=force, cascade=cascade, autocommit=self._autocommit(conn)
+                target,
+                reason,
+                actor,
+                force=force,
+                undo=undo,
+                cascade=cascade,
+                autocommit=self._autocommit(conn),
             ),
             conn,
         )
@@ -329,6 +342,7 @@ class AsyncClient:
         reason: str | None = None,
         actor: str | None = None,
         force: bool = False,
+        undo: bool = True,
         **filters: Unpack[Filters],
     ) -> int:
         """Cancel all live instances that match the filters of `list`, in batches.
@@ -340,7 +354,7 @@ class AsyncClient:
         """
         return await self._write(
             _verbs.cancel_all(
-                machine, filters, reason, actor, force=force, autocommit=self._autocommit(None)
+                machine, filters, reason, actor, force=force, undo=undo, autocommit=self._autocommit(None)
             ),
             None,
         )
@@ -427,6 +441,8 @@ class AsyncClient:
         - A parent waits for its live children. The parent of a retried child waits for it, unless the joining step has
           begun.
         - A cancelled step runs again under its old idempotency key; a failed step under a new one.
+        - If its undo steps have run, it starts at the first step that was undone. If an undo step failed or was
+          stopped, it continues with that undo step.
 
         Args:
             target: what `insert` returned, an id, or a correlation key.

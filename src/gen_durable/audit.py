@@ -20,6 +20,8 @@ AuditName: TypeAlias = Literal[
     "crashed",
     "released",
     "cancelled",
+    "compensating",
+    "redirected",
     "signalled",
     "expired",
     "cancel_requested",

@@ -209,13 +209,20 @@ class Client:
         reason: str | None = None,
         actor: str | None = None,
         force: bool = False,
+        undo: bool = True,
         cascade: bool = False,
         conn: Connection | None = None,
     ) -> CancelResult:
         """Cancel an instance. See `AsyncClient.cancel`."""
         return self._write(
             _verbs.cancel(
-                target, reason, actor, force=force, cascade=cascade, autocommit=self._autocommit(conn)
+                target,
+                reason,
+                actor,
+                force=force,
+                undo=undo,
+                cascade=cascade,
+                autocommit=self._autocommit(conn),
             ),
             conn,
         )
@@ -228,12 +235,13 @@ class Client:
         reason: str | None = None,
         actor: str | None = None,
         force: bool = False,
+        undo: bool = True,
         **filters: Unpack[Filters],
     ) -> int:
         """Cancel all live instances that match the filters of `list`, in batches. See `AsyncClient.cancel_all`."""
         return self._write(
             _verbs.cancel_all(
-                machine, filters, reason, actor, force=force, autocommit=self._autocommit(None)
+                machine, filters, reason, actor, force=force, undo=undo, autocommit=self._autocommit(None)
             ),
             None,
         )

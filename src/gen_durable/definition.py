@@ -47,6 +47,10 @@ class StepDef(msgspec.Struct, frozen=True, kw_only=True):
     """The steps that may follow; `None` if not declared."""
     was: tuple[str, ...] = ()
     """Former names of the step: it runs instances that are stored at one of them."""
+    undo: str | None = None
+    """The step that undoes this one when the instance fails or is cancelled later."""
+    on_cancel: str | None = None
+    """The step that a cancel of an instance at this step leads to."""
 
 
 class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +71,8 @@ class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
     """The job that is inserted with payload and error when an instance fails."""
     keep: bool = True
     """Whether done instances stay until `retention_done` is over. `False`: the commit deletes them."""
+    undo_steps: frozenset[str] = frozenset()
+    """The steps that undo others. They end with a `Done()` without result."""
     upgrades: Mapping[int, Callable[[Any], Any]] = msgspec.field(
         default_factory=dict[int, Callable[[Any], Any]]
     )
@@ -99,6 +105,14 @@ class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
             for target in step.to or ():
                 if target not in self.steps:
                     raise UnknownStepError(self.name, target, tuple(self.steps), f"to= of step '{step.name}'")
+            for option, other in (("undo", step.undo), ("on_cancel", step.on_cancel)):
+                if other == step.name:
+                    raise OptionError(
+                        f"{option}= of step '{step.name}' is the step itself", "name another step"
+                    )
+                if other is not None and other not in self.steps:
+                    where = f"{option}= of step '{step.name}'"
+                    raise UnknownStepError(self.name, other, tuple(self.steps), where)
         self._check_former_names()
         self._check_upgrades()
 

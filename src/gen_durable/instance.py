@@ -30,6 +30,8 @@ __all__ = [
     "CancelResult",
     "Cancelled",
     "Child",
+    "Compensating",
+    "Compensation",
     "Deleted",
     "Delivered",
     "Delivery",
@@ -133,7 +135,17 @@ class Cancelled(msgspec.Struct, frozen=True):
 class CancelRequested(msgspec.Struct, frozen=True):
     """The answer of `cancel`: a step is executing. The instance ends as cancelled when the step ends.
 
-    The step can check `ctx.cancelled`; its outcome is discarded.
+    The step can check `ctx.cancelled`; its outcome is discarded. An instance with undo steps runs them before it ends;
+    an instance whose step has `on_cancel=` goes to that step.
+    """
+
+    id: int
+
+
+class Compensating(msgspec.Struct, frozen=True):
+    """The answer of `cancel`: the instance already runs its undo steps and ends after them; nothing was changed.
+
+    `undo=False` stops that after the running step, `force=True` at once.
     """
 
     id: int
@@ -146,7 +158,7 @@ class AlreadyFinished(msgspec.Struct, frozen=True):
     status: Status
 
 
-CancelResult: TypeAlias = Cancelled | CancelRequested | AlreadyFinished
+CancelResult: TypeAlias = Cancelled | CancelRequested | Compensating | AlreadyFinished
 """The answer of `cancel`. Either way the instance ends, or has ended."""
 
 
@@ -167,7 +179,10 @@ class Restored(msgspec.Struct, frozen=True):
 
 
 class Retried(msgspec.Struct, frozen=True):
-    """The answer of `retry`: the instance is runnable, at the step where it ended."""
+    """The answer of `retry`: the instance is runnable, at the step where it ended.
+
+    If its undo steps have run, it is at the first step that was undone.
+    """
 
     id: int
 
@@ -227,6 +242,22 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """The attempt that failed, counted from 0."""
 
 
+class Compensation(msgspec.Struct, frozen=True, kw_only=True):
+    """The undo steps that an instance runs, or has run, before it ends."""
+
+    status: Status
+    """How the instance ends after its undo steps: failed or cancelled."""
+    reason: str | None = None
+    """Why: the error, or the reason of the cancel."""
+    step: str
+    """The step at which it failed or was cancelled."""
+    since: datetime
+    undone: tuple[str, ...] = ()
+    """The steps that are undone, the last committed step first."""
+    pending: tuple[str, ...] = ()
+    """The undo steps that are left, the next or running one first."""
+
+
 class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=True):
     """A snapshot of one instance, as `get`, `list` and `wait` return it.
 
@@ -278,6 +309,8 @@ class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=Tr
     cancelled_by: str | None = None
     deleted_at: datetime | None = None
     delete_reason: str | None = None
+    compensation: Compensation | None = None
+    """Its undo steps, if it runs them or has run them; otherwise `None`."""
     schedule: str | None = None
     """The name of the schedule that inserted it."""
     fire_time: datetime | None = None
@@ -304,6 +337,11 @@ class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=Tr
     def is_finished(self) -> bool:
         """Whether it is done, failed or cancelled."""
         return self.status.is_terminal
+
+    @property
+    def is_compensating(self) -> bool:
+        """Whether it runs undo steps, and ends as failed or cancelled after them."""
+        return self.compensation is not None and not self.status.is_terminal
 
     @property
     def is_parked(self) -> bool:
@@ -353,6 +391,9 @@ class ExecutionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The kind of its outcome; `edit` for a change by `client.edit`, which has no lease.
 
     For an aborted execution the reason: retry, shutdown, rejoin, lease, poison, cancelled.
+
+    `undo`: the instance would have ended, and runs its undo steps instead; `undone`: an undo step has ended;
+    `on_cancel`: the instance was cancelled and goes to the `on_cancel` step.
 
     `rejoin`: a child was retried before the joining step started, so the instance waits for its children again.
     """

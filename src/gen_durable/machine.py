@@ -29,7 +29,7 @@ from ._dictionary import Place, did_you_mean
 from ._shapes import unsupported_types
 from ._typing import ResultT, StateT, T_co, TypeVar
 from .context import Context
-from .definition import Definition, MachineDef, Pool, StepDef, StepRef
+from .definition import Definition, MachineDef, Pool, StepDef, StepRef, step_name
 from .errors import (
     DuplicateStepError,
     InitialStepError,
@@ -169,7 +169,18 @@ class Machine(Definition[StateT, ResultT]):
 
 
 _MACHINE_OPTIONS: Final = ("name", "version", "queue", "retry", "lease", "keep")
-_STEP_OPTIONS: Final = ("initial", "retry", "lease", "interrupt", "timeout", "pool", "to", "was")
+_STEP_OPTIONS: Final = (
+    "initial",
+    "retry",
+    "lease",
+    "interrupt",
+    "timeout",
+    "pool",
+    "to",
+    "was",
+    "undo",
+    "on_cancel",
+)
 
 
 class BoundStep(StepRef[StateT], Generic[StateT, T_co]):
@@ -205,6 +216,8 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
     pool: Pool
     to: tuple[str, ...] | None
     was: tuple[str, ...]
+    undo: str | None
+    on_cancel: str | None
 
     def __init__(
         self,
@@ -218,6 +231,8 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
         pool: Pool = "thread",
         to: tuple[str, ...] | None = None,
         was: tuple[str, ...] = (),
+        undo: str | None = None,
+        on_cancel: str | None = None,
     ) -> None:
         self.name = function.__name__
         self.function = function
@@ -229,6 +244,8 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
         self.pool = pool
         self.to = to
         self.was = was
+        self.undo = undo
+        self.on_cancel = on_cancel
         self.__doc__ = function.__doc__
 
     # Type checkers report a step whose Context[Other] does not match the state of the machine.
@@ -267,6 +284,8 @@ def step(
     pool: Pool = "thread",
     to: Iterable[str] | None = None,
     was: str | Iterable[str] = (),
+    undo: StepRef[Any] | str | None = None,
+    on_cancel: StepRef[Any] | str | None = None,
 ) -> _StepDecorator: ...
 def step(
     function: Any = None,
@@ -280,6 +299,8 @@ def step(
     pool: Pool = "thread",
     to: Iterable[str] | None = None,
     was: str | Iterable[str] = (),
+    undo: StepRef[Any] | str | None = None,
+    on_cancel: StepRef[Any] | str | None = None,
     **unknown: Any,
 ) -> Any:
     """Make a method a step of its machine: `@step`, or with options `@step(retry=Backoff(max_attempts=5))`.
@@ -305,6 +326,11 @@ def step(
         to: the names of all steps that may follow this one; other targets are refused. Declare it for a step that
             computes its target.
         was: the former name of the step, or several: it runs instances that are stored at one of them.
+        undo: the step, or its name, that undoes this one. If the instance fails or is cancelled after this step was
+            committed, the undo steps of its committed steps run in reverse order, and then the instance ends. An undo
+            step is an ordinary step; it ends with `Done()`.
+        on_cancel: the step, or its name, that runs instead when the instance is cancelled at this step. Its outcome
+            decides how the instance goes on.
 
     Raises:
         DefinitionError: the function cannot be a step, or an option is invalid.
@@ -335,6 +361,8 @@ def step(
             pool=pool,
             to=targets,
             was=former,
+            undo=_other_step(undo, "undo", function.__qualname__),
+            on_cancel=_other_step(on_cancel, "on_cancel", function.__qualname__),
         )
 
     if function is None:
@@ -397,6 +425,17 @@ def upgrade(*, from_version: int) -> Callable[[Callable[[Any], Any] | staticmeth
     return decorate
 
 
+def _other_step(value: object, option: str, step: str) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, StepRef | str):
+        raise OptionError(
+            f"{option} of step '{step}' is of type {type(value).__name__}",
+            f'give a method with @step that is defined above, or its name: {option}="release"',
+        )
+    return step_name(value)
+
+
 def check_annotations(cls: type[Machine[Any, Any]]) -> None:
     """Check that the annotations of the steps match the state and result types of the machine.
 
@@ -436,6 +475,8 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
                 pool=item.pool,
                 to=item.to,
                 was=item.was,
+                undo=item.undo,
+                on_cancel=item.on_cancel,
             )
             for item in steps.values()
         },
@@ -445,6 +486,7 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
         signals=_signals_of(cls, name),
         upgrades=_upgrades_of(cls, name),
         location=f"{cls.__module__}.{cls.__qualname__}",
+        undo_steps=frozenset(item.undo for item in steps.values() if item.undo is not None),
     )
     check_storable(state_type, f"the state of machine '{name}'")
     check_storable(result_type, f"the result of machine '{name}'")

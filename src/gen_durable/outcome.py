@@ -51,6 +51,10 @@ __all__ = [
 _MAX_REASON: Final = 8000
 
 
+# Of flags that are not False by default.
+_DEFAULTS: Final = {"undo": True}
+
+
 class _Value:
     """Equality and repr over the slots.
 
@@ -71,8 +75,9 @@ class _Value:
         parts: list[str] = []
         for name in self.__slots__:
             value = getattr(self, name)
-            if value is not None and value is not KEEP and value is not False and value != ():
-                parts.append(f"{name}={value!r}")
+            if value is None or value is KEEP or value == () or value is _DEFAULTS.get(name, False):
+                continue
+            parts.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
@@ -449,20 +454,28 @@ class Stop(_Value):
         reason: a text or an exception, stored as `last_error`.
         effect: SQL that commits in the same transaction, exactly once.
         emit: events that commit with this outcome and are published afterwards.
+        undo: `False` ends the instance without running the undo steps of its committed steps.
     """
 
-    __slots__ = __match_args__ = ("reason", "effect", "emit")
+    __slots__ = __match_args__ = ("reason", "effect", "emit", "undo")
 
     reason: str
     effect: Effect | None
     emit: tuple[Event, ...]
+    undo: bool
 
     def __init__(
-        self, reason: str | BaseException, *, effect: Effect | None = None, emit: Emit | None = None
+        self,
+        reason: str | BaseException,
+        *,
+        effect: Effect | None = None,
+        emit: Emit | None = None,
+        undo: bool = True,
     ) -> None:
         self.reason = reason_text(reason)
         self.effect = None if effect is None else _effect(effect)
         self.emit = () if emit is None else emitted(emit)
+        self.undo = undo
 
 
 Outcome: TypeAlias = Union[Next, Retry, Await, ScheduleChildren, Done[ResultT], Stop]  # noqa: UP007 - `A | B[T]` takes no [T]

@@ -15,6 +15,7 @@ __all__ = [
     "AwaitingSignals",
     "BucketEmpty",
     "CancelPending",
+    "CompensationRuns",
     "Deletion",
     "Executing",
     "Explanation",
@@ -74,6 +75,22 @@ class CancelPending(_Reason, frozen=True, kw_only=True, tag="cancel_requested"):
     def __str__(self) -> str:
         requested = f"cancel requested at {_moment(self.at)}{_by(self.by)}{_because(self.why)}"
         return f"{requested}; it ends with the running step"
+
+
+class CompensationRuns(_Reason, frozen=True, kw_only=True, tag="compensating"):
+    """It has failed or was cancelled, and runs its undo steps before it ends."""
+
+    ends_as: Status
+    step: str
+    """The step at which it failed or was cancelled."""
+    at: datetime
+    why: str | None = None
+    pending: tuple[str, ...] = ()
+    """The undo steps that are left, the next one first."""
+
+    def __str__(self) -> str:
+        ended = f"{self.ends_as} in step {self.step} at {_moment(self.at)}{_because(self.why)}"
+        return f"{ended}; compensating, undo steps left: {', '.join(self.pending)}"
 
 
 class Executing(_Reason, frozen=True, kw_only=True, tag="executing"):
@@ -281,6 +298,7 @@ Reason: TypeAlias = (
     Finished
     | Deletion
     | CancelPending
+    | CompensationRuns
     | Executing
     | AwaitingSignals
     | AwaitingChildren

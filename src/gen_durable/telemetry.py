@@ -21,6 +21,7 @@ from .errors import UsageError
 
 __all__ = [
     "AwaitTimeout",
+    "CompensationStarted",
     "ConcurrencyContended",
     "Event",
     "GcSwept",
@@ -159,6 +160,19 @@ class OutcomeStale(Event, frozen=True, kw_only=True):
     fsm: str
     step: str
     step_seq: int
+
+
+class CompensationStarted(Event, frozen=True, kw_only=True):
+    """An instance failed or was cancelled after steps with `undo=`: it runs their undo steps, and ends after them.
+
+    Emitted by the worker whose commit or reap starts it; not for a cancel of an instance that does not execute.
+    """
+
+    name: ClassVar[str] = "compensation.started"
+    id: int
+    fsm: str
+    step: str
+    """The step at which it failed or was cancelled."""
 
 
 class AwaitTimeout(Event, frozen=True, kw_only=True):

@@ -92,6 +92,7 @@ def test_repr_of_an_outcome_is_its_constructor_call() -> None:
     assert repr(Await(paid, then="on")) == "Await(signals=('paid',), then='on')"
     assert repr(Done()) == "Done()"
     assert repr(Stop("late")) == "Stop(reason='late')"
+    assert repr(Stop("late", undo=False)) == "Stop(reason='late', undo=False)"
 
 
 def test_outcomes_support_match() -> None:

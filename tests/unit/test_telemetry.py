@@ -13,6 +13,7 @@ from gen_durable import telemetry as module
 from gen_durable.errors import UsageError
 from gen_durable.telemetry import (
     AwaitTimeout,
+    CompensationStarted,
     ConcurrencyContended,
     Event,
     GcSwept,
@@ -60,6 +61,7 @@ EVENTS: list[Event] = [
         lag=timedelta(0),
         id=7,
     ),
+    CompensationStarted(id=7, fsm="Checkout", step="ship"),
     AwaitTimeout(id=7, fsm="Checkout", step="ship"),
 ]
 
@@ -83,6 +85,7 @@ def test_event_names() -> None:
         "outbox.dead",
         "outbox.expired",
         "schedule.fired",
+        "compensation.started",
         "await.timeout",
     ]
 
@@ -192,7 +195,7 @@ def test_async_subscriber_is_rejected() -> None:
 def test_invalid_event_kind_is_rejected() -> None:
     wrong: Any = int
     for kind in (wrong, Event):
-        with pytest.raises(UsageError, match="is not a kind of event; the kinds are AwaitTimeout, Conc"):
+        with pytest.raises(UsageError, match="is not a kind of event; the kinds are AwaitTimeout, Comp"):
             Telemetry().subscribe(print, kind)
 
 

@@ -14,6 +14,7 @@ from ..reasons import (
     AwaitingSignals,
     BucketEmpty,
     CancelPending,
+    CompensationRuns,
     Deletion,
     Executing,
     Explanation,
@@ -30,6 +31,7 @@ from ..reasons import (
     UnknownLimit,
     Waiting,
 )
+from .hydration import compensation_of
 
 __all__ = ["explanation_of"]
 
@@ -58,6 +60,11 @@ def _reasons(row: Mapping[str, Any]) -> Iterator[Reason]:
         yield Finished(status=status, at=row["finished_at"], why=None if status is Status.DONE else why)
     elif row["cancel_requested_at"] is not None:
         yield CancelPending(at=row["cancel_requested_at"], by=row["cancelled_by"], why=row["cancel_reason"])
+    undo = compensation_of(row["compensation"], row["undo_steps"])
+    if undo is not None and not status.is_terminal:
+        yield CompensationRuns(
+            ends_as=undo.status, step=undo.step, at=undo.since, why=undo.reason, pending=undo.pending
+        )
     match status:
         case Status.EXECUTING:
             yield Executing(

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Protocol
+
+import msgspec
 
 from .._loading import NOT_LOADED, LiveChildError, Loader, Wait
 from ..context import Children, Context
 from ..definition import MachineDef
 from ..errors import DecodeError, NotLoadedError
-from ..instance import Child, Failure, Instance, Status
+from ..instance import Child, Compensation, Failure, Instance, Status
 from ..signals import Inbox, Message
 from .codec import decode
 from .model import ChildContent, ChildRow, Execution, SignalRow
 from .registry import Registry
 from .upgrading import upgraded
 
-__all__ = ["Content", "instance_of", "open_context", "state_of"]
+__all__ = ["Content", "compensation_of", "instance_of", "open_context", "state_of"]
 
 _EMPTY_INBOX = Inbox()
 _NO_CHILDREN = Children()
@@ -150,9 +153,25 @@ def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[
         cancelled_by=row["cancelled_by"],
         deleted_at=row["deleted_at"],
         delete_reason=row["delete_reason"],
+        compensation=compensation_of(row["compensation"], row["undo_steps"]),
         schedule=row["schedule"],
         fire_time=row["fire_time"],
         collected_at=row["collected_at"],
+    )
+
+
+def compensation_of(text: str | None, undo_steps: str | None) -> Compensation | None:
+    """Read the columns `compensation` and `undo_steps`; `None` if the instance has not begun to run undo steps."""
+    if text is None or (end := (plan := msgspec.json.decode(text)).get("end")) is None:
+        return None
+    pending = [] if undo_steps is None else msgspec.json.decode(undo_steps)
+    return Compensation(
+        status=Status(end["status"]),
+        reason=end.get("error") or end.get("reason"),
+        step=end["step"],
+        since=datetime.fromisoformat(end["at"]),
+        undone=tuple(plan.get("undone", ())),
+        pending=tuple(undo for _, undo in reversed(pending)),
     )
 
 

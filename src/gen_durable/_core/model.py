@@ -30,6 +30,7 @@ __all__ = [
     "Kind",
     "Lease",
     "NewInstance",
+    "Redirect",
     "SignalRow",
     "Stale",
 ]
@@ -46,19 +47,24 @@ Kind: TypeAlias = Literal[
     "rejoin",
     "cancel",
     "defer",
+    "undone_failed",
+    "undone_cancelled",
 ]
 """What a commit does to a row, as commit.sql spells it.
 
 `continue` is `next` under the same lease: the worker runs the next step at once. `release` returns an unfinished
 execution to the queue at no cost. `rejoin` returns a leased parent to its barrier, because a child is live again.
 `cancel` is a step that raised `Cancel`. `defer` returns an execution to the queue, due later, because the worker does
-not have its step.
+not have its step. `undone_failed` and `undone_cancelled` end an instance after its last undo step.
 """
 
 Cause: TypeAlias = Literal["stop", "error", "exhausted", "no_handler", "refused"]
 """Why an instance fails: `Stop`, an exception, the last attempt, no registered machine, or an outcome that the database
 refused. The reaper adds `poison`.
 """
+
+Redirect: TypeAlias = Literal["undo", "on_cancel", "undone"]
+"""Where an instance went instead of ending: to its first undo step, to an `on_cancel` step, to the next undo step."""
 
 Lease: TypeAlias = tuple[int, int]
 """Instance id and lease token. The id alone is not enough: a worker can lease again the row whose lease it has lost."""
@@ -258,6 +264,10 @@ class CommitEntry(msgspec.Struct, kw_only=True, gc=False):
     weight: int | None = None
     consumed: tuple[int, ...] = ()
     """Ids of the signals that this outcome consumes."""
+    undo: str | None = None
+    """The step and its undo step, as JSON, if the outcome commits a step that has one."""
+    skips_undo: bool = False
+    """Of `stop`: whether the instance ends without running its undo steps."""
     keep: bool = True
     """Of `done`: whether the row stays. `False`: the commit deletes it."""
     effect: Effect | None = None
@@ -320,6 +330,8 @@ class Committed(msgspec.Struct, frozen=True, gc=False):
     """Of `continue`: the unread signals at the commit."""
     leased_at: datetime | None = None
     """Of `continue`: when the next execution was leased."""
+    redirect: Redirect | None = None
+    """Where the instance went instead of ending."""
     refused: int = 0
     """Children that were not inserted, because their keys are taken."""
 

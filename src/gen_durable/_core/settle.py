@@ -35,6 +35,7 @@ __all__ = [
     "release",
     "released",
     "settle",
+    "undone",
 ]
 
 
@@ -84,6 +85,8 @@ TRANSITIONS: Final[Mapping[Kind, Transition]] = {
     "release": Transition("runnable", "shutdown", keeps_crashes=True),
     "rejoin": Transition("awaiting_children", "rejoin", keeps_crashes=True),
     "defer": Transition("runnable", "unknown_step", keeps_crashes=True),
+    "undone_failed": Transition("failed", "undone", moves=True),
+    "undone_cancelled": Transition("cancelled", "undone", moves=True),
 }
 
 NO_HANDLER: Final = "no_handler_registered"
@@ -174,6 +177,7 @@ def _entry(
                 events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),
                 rate_limit=outcome.rate_limit,
                 weight=outcome.weight,
+                undo=_undo(execution, machine) if machine.undo_steps and error is None else None,
                 **_key(outcome.concurrency_key),
             )
         case Retry():
@@ -199,6 +203,7 @@ def _entry(
                 events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),
                 rate_limit=outcome.rate_limit,
                 weight=outcome.weight,
+                undo=_undo(execution, machine) if machine.undo_steps and error is None else None,
                 **_key(outcome.concurrency_key),
             )
         case ScheduleChildren():
@@ -219,10 +224,14 @@ def _entry(
                 events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),
                 rate_limit=outcome.rate_limit,
                 weight=outcome.weight,
+                undo=_undo(execution, machine) if machine.undo_steps and error is None else None,
             )
         case Done():
             what = f"the result of {machine.name} {execution.id}"
-            result = encode(outcome.result, machine.result_type, what, bounds.max_payload)
+            # The result of an undo step is not stored.
+            is_undo = outcome.result is None and execution.step in machine.undo_steps
+            type_ = Any if is_undo else machine.result_type
+            result = encode(outcome.result, type_, what, bounds.max_payload)
             return CommitEntry(
                 execution=execution,
                 kind="done",
@@ -237,6 +246,7 @@ def _entry(
                 execution=execution,
                 kind="stop",
                 error=outcome.reason,
+                skips_undo=not outcome.undo,
                 effect=outcome.effect,
                 events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),
             )
@@ -262,7 +272,7 @@ def outcome_of(entry: CommitEntry, machine: MachineDef) -> Outcome[Any]:
         case "schedule_children":
             return ScheduleChildren((), then=entry.step, state=state)
         case _:
-            return Stop(entry.error or entry.kind)
+            return Stop(entry.error or entry.kind, undo=not entry.skips_undo)
 
 
 def release(execution: Execution) -> CommitEntry:
@@ -317,6 +327,23 @@ def refused(entry: CommitEntry, error: Exception) -> CommitEntry:
     )
 
 
+def undone(entry: CommitEntry, end: Mapping[str, Any]) -> CommitEntry:
+    """Replace the outcome of an undo step by the end of its instance: the postponed one, or a failure to undo."""
+    failure = end.get("failure")
+    fields = {
+        "payload": None,
+        "error": end.get("error"),
+        "failure": None if failure is None else msgspec.json.encode(failure).decode(),
+        "cause": end.get("cause", "stop"),
+        "letter": None,
+        "leaves_letter": end["status"] == "failed",
+    }
+    if entry.kind != "done":
+        return msgspec.structs.replace(entry, kind="stop", **fields)
+    kind: Kind = "undone_failed" if end["status"] == "failed" else "undone_cancelled"
+    return msgspec.structs.replace(entry, kind=kind, step=end["step"], **fields)
+
+
 def released(entry: CommitEntry) -> CommitEntry:
     """Replace an outcome by a release of its execution."""
     return _stripped(entry, kind="release", error=None)
@@ -341,6 +368,7 @@ def _stripped(entry: CommitEntry, **fields: Any) -> CommitEntry:
         rate_limit=None,
         weight=None,
         effect=None,
+        undo=None,
         **fields,
     )
 
@@ -359,6 +387,14 @@ def _target(execution: Execution, machine: MachineDef, step: str) -> str:
             f"its to= allows only {', '.join(source.to) or 'an end'}; add the step there",
         )
     return step
+
+
+def _undo(execution: Execution, machine: MachineDef) -> str | None:
+    """The step and its undo step, as the commit stores them."""
+    step = machine.steps.get(execution.step)
+    if step is None or step.undo is None:
+        return None
+    return msgspec.json.encode([[step.name, step.undo]]).decode()
 
 
 def _state(

@@ -108,7 +108,7 @@ with deleted as (
    using (select * from unnest(:ids::text::bigint[], :lease_tokens::text::bigint[], :step_seqs::text::bigint[]) with ordinality
                  as outcome (id, lease_token, step_seq, number) offset 0) o
    where g.id = any (array[o.id]) and g.lease_token = o.lease_token and g.step_seq = o.step_seq
-     and g.cancel_requested_at is null
+     and g.cancel_requested_at is null and g.compensation is null
      and (g.unique_key is null or 'done' <> all (g.unique_scope))
      and (g.correlation_key is null or 'done' <> all (g.correlation_scope))
   returning o.number, g.id, g.has_signals, g.execution

@@ -17,11 +17,12 @@ from .._core.model import (
     EventRow,
     Execution,
     Lease,
+    Redirect,
     SignalRow,
     Stale,
 )
 from .._core.new_rows import alert
-from .._core.settle import TRANSITIONS
+from .._core.settle import TRANSITIONS, released, undone
 from ..config import RecordLevel
 from . import admission, collect, outbox, pick
 from .insert import dead_letter_failed, insert_children, insert_dead_letters
@@ -65,7 +66,7 @@ _RARE: Final = ("presented", "deadlines", "concurrency_keys", "consumed")
 _PROFILE: Final = (
     *("statuses", "names", "advances", "repeats", "keeps_crashes", "next_attempts", "steps", "errors"),
     *("delays", "from_steps", "attempts", "leased_ats", "finishes_later", "causes"),
-    *("awaits", "timeouts", "children", "switches_keys", "rate_limits", "weights", "versions"),
+    *("awaits", "timeouts", "children", "switches_keys", "rate_limits", "weights", "versions", "undos"),
 )
 # Between JSON texts; JSON escapes control characters in strings and has none elsewhere but whitespace.
 _SEPARATOR: Final = "\x1e"
@@ -100,7 +101,7 @@ class Recorder(msgspec.Struct, frozen=True, gc=False):
 
     def events(self, entry: CommitEntry) -> tuple[EventRow, ...]:
         """The events of an outcome: those that the step emits, then the alert if it fails the instance."""
-        if self.alerts is None or entry.kind != "stop":
+        if self.alerts is None or entry.kind not in ("stop", "undone_failed"):
             return entry.events
         return (*entry.events, alert(entry, self.alerts))
 
@@ -158,12 +159,19 @@ def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[Com
 
 
 def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
-    """Commit any outcomes: one statement, and at most twelve more, each only if needed. Needs a transaction."""
+    """Commit any outcomes: one statement, and at most twelve more, each only if needed. Needs a transaction.
+
+    A single outcome that the guarded update leaves out may redirect its instance. Of several, such outcomes are stale
+    here and have to be committed one by one: redirecting locks the row after the rows of the other outcomes.
+    """
     if limited := [entry for entry in entries if entry.rate_limit is not None]:
         yield _SQL["check_limits"](
             rate_limits=[entry.rate_limit for entry in limited], weights=[entry.weight for entry in limited]
         )
     groups = yield _full_call(entries, recorder)
+    redirect: Redirect | None = None
+    if not groups and len(entries) == 1:
+        entries, groups, redirect = yield from _unwind(entries[0], recorder)
     queues, refused = yield from _insert_children(entries, groups)
     queues |= yield from _rejoin(entries, groups)
     queues |= yield from _insert_dead_letters(entries, groups)
@@ -177,7 +185,47 @@ def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitRep
     if ended := [entry.id for entry in _entries_in(entries, groups, {"done"}) if recorder.deletes(entry)]:
         yield from collect.collect_done(ended)
     inbox = yield from _inbox_of_kept(entries, groups)
-    return _report(entries, groups, inbox, queues, refused)
+    report = _report(entries, groups, inbox, queues, refused)
+    if redirect is not None and isinstance(result := report.results[0], Committed):
+        report.results[0] = msgspec.structs.replace(result, redirect=redirect)
+    return report
+
+
+def _unwind(
+    entry: CommitEntry, recorder: Recorder
+) -> Plan[tuple[Sequence[CommitEntry], Rows, Redirect | None]]:
+    """Redirect an instance that would end, or end it after its last undo step.
+
+    Returns what is to be committed, and the rows of the guarded update; no rows if the outcome is stale.
+    """
+    execution, status = entry.execution, TRANSITIONS[entry.kind].status
+    rows = yield _SQL["unwind"](
+        **_guard(execution),
+        ends_as=status if status in ENDED else None,
+        skips_undo=entry.skips_undo,
+        reason=entry.error,
+        failure=entry.failure,
+        cause=entry.cause if status == "failed" else None,
+        state=None,
+        consumed=[row.id for row in execution.awaited] if status == "done" else None,
+        worker=recorder.worker,
+        record=recorder.level,
+    )
+    if not rows:
+        return [entry], (), None
+    (row,) = rows
+    if row["action"] == "end":
+        if row["final"] is not None:
+            entry = undone(entry, msgspec.json.decode(row["final"]))
+        return [entry], (yield _full_call([entry], recorder)), None
+    moved = released(entry) if row["action"] == "cancel" else msgspec.structs.replace(entry, kind="release")
+    group = {
+        **{name: row[name] for name in ("status", "has_signals", "committed_at")},
+        "queue": row["queue"] if row["status"] == "runnable" else None,
+        "numbers": "{1}",
+        "released": None,
+    }
+    return [moved], [group], row["redirect"]
 
 
 def lock_for_effect(entry: CommitEntry) -> Plan[EffectLock]:
@@ -439,6 +487,7 @@ def _values(
             execution.leased_at,
             entry.effect is not None or bool(recorder.events(entry)),
             entry.cause,
+            entry.undo,
             more,
         )
         numbers.append(profiles.setdefault(profile, len(profiles) + 1))
@@ -479,7 +528,7 @@ def _rare(entry: CommitEntry) -> tuple[Any, ...]:
 
 def _resolved(profile: tuple[Any, ...]) -> tuple[Any, ...]:
     """Resolve a profile to the columns that it sets."""
-    kind, step, error, delay, from_step, attempt, leased_at, finishes_later, cause, rare = profile
+    kind, step, error, delay, from_step, attempt, leased_at, finishes_later, cause, undo, rare = profile
     transition = TRANSITIONS[kind]
     status = transition.status
     awaits, timeout, children, *more = rare or (None,) * 7
@@ -504,6 +553,7 @@ def _resolved(profile: tuple[Any, ...]) -> tuple[Any, ...]:
         timeout,
         children,
         *more,
+        undo,
     )
 
 

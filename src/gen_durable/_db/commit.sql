@@ -4,6 +4,7 @@
 -- that is sent twice (the answer to a COMMIT was lost) would be applied twice. An outcome that is not returned was stale. All other
 -- CTEs read only the rows that the guarded update returned, so nothing is written for a stale outcome.
 -- A requested cancel overrides every outcome that is not committed yet.
+-- The guarded update leaves out instances that go to an on_cancel or undo step instead of ending (redirects): `unwind` moves them.
 -- The statements return one row per distinct result, with the numbers of its outcomes: a row per outcome costs more to read.
 
 -- name: commit_plain
@@ -81,7 +82,12 @@ committed as (
          started_at = null,
          eligible_at = case when g.cancel_requested_at is null and o.delay is not null
                             then statement_timestamp() + o.delay else g.eligible_at end,
-         cancel_reason = case when g.cancel_requested_at is null and o.status = 'cancelled' then o.error else g.cancel_reason end,
+         cancel_reason = case when g.cancel_requested_at is null and o.status = 'cancelled' then coalesce(o.error, g.cancel_reason)
+                              else g.cancel_reason end,
+         -- Nothing is added while undo steps run.
+         undo_steps = case when o.undo is not null and g.cancel_requested_at is null and g.compensation is null
+                           then coalesce(g.undo_steps, '[]') || o.undo::jsonb
+                           when o.status = 'done' and g.cancel_requested_at is null then null else g.undo_steps end,
          finished_at = case when g.cancel_requested_at is not null or o.status in ('done', 'failed', 'cancelled')
                             then statement_timestamp() end,
          updated_at = statement_timestamp()
@@ -95,7 +101,8 @@ committed as (
                  (:causes::text[])[profile] as cause, (:awaits::text[])[profile] as awaits,
                  (:timeouts::interval[])[profile] as timeout, (:children::int[])[profile] as children,
                  (:switches_keys::boolean[])[profile] as switches_key, (:rate_limits::text[])[profile] as rate_limit,
-                 (:weights::int[])[profile] as weight, (:versions::int[])[profile] as version
+                 (:weights::int[])[profile] as weight, (:versions::int[])[profile] as version,
+                 (:undos::text[])[profile] as undo
             from unnest(:ids::text::bigint[], :lease_tokens::text::bigint[], :step_seqs::text::bigint[], :profiles::text::int[],
                         string_to_array(:payloads::text, e'\x1e', ''), :started_ats::text::double precision[], :failures::text[],
                         :presented::text[], :deadlines::timestamptz[], :concurrency_keys::text[], :consumed::text[])
@@ -104,6 +111,7 @@ committed as (
                              consumed, number)
           offset 0) o
    where g.id = any (array[o.id]) and g.lease_token = o.lease_token and g.step_seq = o.step_seq
+     and not gen_durable.redirects(g.undo_steps, g.compensation, g.cancel_requested_at is not null, o.status)
   returning o.number, g.id, g.status, g.has_signals, g.queue, g.parent_id, g.parent_round, g.step_seq,
             o.step_seq + 1 as next_seq, g.execution - (g.status = 'executing')::int as execution, o.attempt, o.name, o.from_step,
             g.step, o.error, o.cause, o.finishes_later, o.leased_at, g.lease_expires_at,
@@ -120,7 +128,7 @@ recorded as (
                                       leased_at, lease_expires_at, started_at, finished_at, error)
   select id, next_seq, execution, attempt,
          case when step_seq < next_seq then 'ABORTED' when finishes_later then 'COMMITTED' else 'DONE' end,
-         case when status = 'cancelled' then 'cancelled' else name end, from_step, :worker::text, leased_at, lease_expires_at,
+         case when status = 'cancelled' and step_seq < next_seq then 'cancelled' else name end, from_step, :worker::text, leased_at, lease_expires_at,
          started_at, statement_timestamp(), error
     from committed
    where :record::text = 'all' or :record::text = 'failures' and (step_seq < next_seq or status = 'failed')
@@ -198,21 +206,20 @@ results as (
 select gen_durable.check_limits(:rate_limits::text[], :weights::int[], must_exist => false)
 
 -- name: fix_barriers
--- Set the barriers of these rows to the number of their live children; without live children, release the row. For children that
--- were not inserted because their unique key is taken, and for rows that return to their barrier (`rejoin`).
--- Guard: an earlier statement of the transaction has locked the rows, and this statement has a newer snapshot. A child that ends
--- holds the lock of its parent until it commits. So a child that is live here counts down the barrier later, and a child that has
--- ended here does not.
-update gen_durable.gen_durable g
-   set children_pending = barrier.pending,
-       status = case when barrier.pending = 0 then 'runnable'::gen_durable.durable_status else g.status end
-  from (select parent.id, (select count(*)::int from gen_durable.gen_durable child
-                            where child.parent_id = parent.id and child.parent_round = parent.spawn_round
-                              and child.status not in ('done', 'failed', 'cancelled')) as pending
-          from gen_durable.gen_durable parent
-         where parent.id = any (:ids::bigint[]) and parent.status = 'awaiting_children') barrier
- where g.id = barrier.id
-returning g.id, g.status::text as status, g.queue
+-- Set the barriers of these rows to the number of their live children; without live children, release the row.
+select id, status, queue from gen_durable.fix_barriers(:ids::bigint[])
+
+-- name: unwind
+-- Redirect one outcome that the guarded update has left out: its instance goes to an on_cancel or undo step instead of ending, or
+-- ends after its last undo step. Guard: lease token and step_seq. Locks: the row; signals.
+select unwound.action, unwound.redirect, unwound.status, unwound.queue, unwound.has_signals, unwound.final::text as final,
+       statement_timestamp() as committed_at
+  from (select g.id from gen_durable.gen_durable g
+         where g.id = :id::bigint and g.lease_token = :lease_token::bigint and g.step_seq = :step_seq::bigint
+           for no key update) held
+ cross join lateral gen_durable.unwind(
+         held.id, :ends_as::text::gen_durable.durable_status, :skips_undo::boolean, :reason::text, :failure::text::jsonb,
+         :cause::text, :state::text, :consumed::bigint[], :worker::text, :record::text) as unwound
 
 -- name: recheck
 -- After parking: make an instance runnable again if an awaited signal is already in its inbox. A separate statement, so that it

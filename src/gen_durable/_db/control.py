@@ -37,12 +37,20 @@ T = TypeVar("T")
 
 
 def cancel(
-    ids: Sequence[int], reason: str | None, actor: str | None, *, force: bool, autocommit: bool = False
+    ids: Sequence[int],
+    reason: str | None,
+    actor: str | None,
+    *,
+    force: bool,
+    undo: bool = True,
+    autocommit: bool = False,
 ) -> Plan[Sequence[Row]]:
     """Cancel instances; return a row for each that exists."""
     return (
         yield from _run(
-            ids, _SQL["cancel"](ids=ids, reason=reason, actor=actor, force=force), autocommit=autocommit
+            ids,
+            _SQL["cancel"](ids=ids, reason=reason, actor=actor, force=force, undo=undo),
+            autocommit=autocommit,
         )
     )
 

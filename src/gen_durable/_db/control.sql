@@ -2,7 +2,8 @@
 
 -- name: cancel
 -- Cancel these instances; request it of those that execute. One row per instance that exists.
-select id, was, status, queues from gen_durable.cancel_rows(:ids::bigint[], :reason::text, :actor::text, :force::boolean)
+select id, was, status, queues
+  from gen_durable.cancel_rows(:ids::bigint[], :reason::text, :actor::text, :force::boolean, :undo::boolean)
 
 -- name: delete
 -- Soft-delete; live instances are cancelled first.

@@ -57,6 +57,7 @@ def examine(settings: Settings) -> Plan[list[Finding]]:
         _schedules,
         _outbox,
         _dead_letters,
+        _undo,
         _workers,
     )
     for check in checks:
@@ -394,6 +395,21 @@ def _dead_letters(settings: Settings) -> Plan[list[Finding]]:
             facts=dict(row),
         )
         for row in rows
+    ]
+
+
+def _undo(settings: Settings) -> Plan[list[Finding]]:
+    (row,) = yield _SQL["undo"](most=_MAX_COUNT)
+    if not row["count"]:
+        return []
+    return [
+        Finding(
+            code="undo.incomplete",
+            what=f"{_counted(row['count'], 'instance')} ended before all undo steps had run, the first at "
+            f"{_moment(row['since'])}: {', '.join(map(str, row['ids']))}{_last_error(row)}",
+            fix="repair the cause, then continue the undo steps: gen-durable retry ID",
+            facts=dict(row),
+        )
     ]
 
 

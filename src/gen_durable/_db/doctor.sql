@@ -175,6 +175,15 @@ select dead.sink, count(*) as count, min(dead.dead_at) as since,
          where o.dead_at is not null order by o.id limit :most::int) dead
  group by dead.sink order by dead.sink
 
+-- name: undo
+-- Instances that ended with undo steps left, because an undo step failed or was stopped; at most :most. By gen_durable_compensation.
+select count(*) as count, min(left_over.finished_at) as since, (array_agg(left_over.id order by left_over.id desc))[1:10] as ids,
+       (array_agg(left_over.last_error order by left_over.id desc))[1] as last_error
+  from (select g.id, g.finished_at, g.last_error from gen_durable.gen_durable g
+         where g.compensation is not null and g.compensation -> 'end' is not null and g.undo_steps is not null
+           and g.finished_at is not null and g.deleted_at is null
+         limit :most::int) left_over
+
 -- name: limits
 -- Rows that wait for a rate limit that does not exist, by limit, at most :most rows. A skip scan of gen_durable_limited over at
 -- most 100,000 buckets: there may be one per customer.

@@ -8,6 +8,7 @@ import msgspec
 
 from .._core.model import DeadLetter, NewInstance
 from .._graph.description import Description
+from ..definition import MachineDef
 from ..errors import LimitError, UsageError
 from . import statement_retry
 from .chunking import chunks, fits
@@ -155,7 +156,14 @@ def register(machines: Sequence[Description]) -> Plan[None]:
         steps=[_json(each.steps) for each in machines],
         graphs=[_json(each.graph) for each in machines],
         state_schemas=[_json(each.state_schema) for each in machines],
+        on_cancels=[_json(_on_cancel(each.definition)) for each in machines],
     )
+
+
+def _on_cancel(machine: MachineDef) -> dict[str, str] | None:
+    return {
+        step.name: step.on_cancel for step in machine.steps.values() if step.on_cancel is not None
+    } or None
 
 
 def _json(value: object) -> str | None:

@@ -26,18 +26,19 @@ select gen_durable.insert_dead_letters(:receivers::text[], :contents::text[], :t
 select gen_durable.dead_letter_failed(:ids::bigint[], :attempts::int[]) as queue
 
 -- name: register
--- Register the machines of a worker: initial steps and queues for SQL producers; steps, graph and schema for tools. Writes only
--- changes.
-insert into gen_durable.machines (fsm, fsm_version, initial_step, queue, dead_letter, steps, graph, state_schema)
-select fsm, fsm_version, initial_step, queue, dead_letter, steps::jsonb, graph::jsonb, state_schema::jsonb
+-- Register the machines of a worker: initial steps and queues for SQL producers; steps, graph and schema for tools;
+-- on_cancel steps for cancels. Writes only changes.
+insert into gen_durable.machines (fsm, fsm_version, initial_step, queue, dead_letter, steps, graph, state_schema, on_cancel)
+select fsm, fsm_version, initial_step, queue, dead_letter, steps::jsonb, graph::jsonb, state_schema::jsonb, on_cancel::jsonb
   from unnest(:fsms::text[], :versions::int[], :initial_steps::text[], :queues::text[], :dead_letters::text[],
-              :steps::text[], :graphs::text[], :state_schemas::text[])
-       as given (fsm, fsm_version, initial_step, queue, dead_letter, steps, graph, state_schema)
+              :steps::text[], :graphs::text[], :state_schemas::text[], :on_cancels::text[])
+       as given (fsm, fsm_version, initial_step, queue, dead_letter, steps, graph, state_schema, on_cancel)
  order by fsm, fsm_version
     on conflict (fsm, fsm_version) do update
    set initial_step = excluded.initial_step, queue = excluded.queue, dead_letter = excluded.dead_letter,
        steps = excluded.steps, graph = excluded.graph, state_schema = excluded.state_schema,
-       updated_at = statement_timestamp()
- where (machines.initial_step, machines.queue, machines.dead_letter, machines.steps, machines.graph, machines.state_schema)
+       on_cancel = excluded.on_cancel, updated_at = statement_timestamp()
+ where (machines.initial_step, machines.queue, machines.dead_letter, machines.steps, machines.graph, machines.state_schema,
+        machines.on_cancel)
        is distinct from (excluded.initial_step, excluded.queue, excluded.dead_letter, excluded.steps, excluded.graph,
-                         excluded.state_schema)
+                         excluded.state_schema, excluded.on_cancel)

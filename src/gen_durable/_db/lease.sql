@@ -61,6 +61,7 @@ select g.id, g.lease_expires_at, g.parent_id, g.concurrency_key from gen_durable
 -- Requeue the executions in `orphaned`, whose process died or whose lease expired. attempt and crash_count grow; the next
 -- attempt waits 1, 2, 4 ... 300 s. After :crash_limit crashes in one step the instance fails as poison.
 -- Later statements of the transaction: dead letters of the failed, sweep their inboxes, ungate the freed keys.
+-- Instances that go to an on_cancel or undo step instead of ending are moved by `unwind`.
 -- The alert event of poison has the negative number of the execution as `n`: a retried instance may commit the same transition
 -- with events of its own, or fail as poison again.
 reaped as (
@@ -69,7 +70,8 @@ reaped as (
                        when g.crash_count >= :crash_limit::int - 1 then 'failed' else 'runnable' end,
          rest_step = g.step,
          last_error = case when g.cancel_requested_at is null and g.crash_count >= :crash_limit::int - 1
-                           then format('poison: the process died %s times in step %s', least(g.crash_count, 2147483646) + 1, g.step)
+                           then gen_durable.undo_error(g.compensation, g.step, format(
+                                  'poison: the process died %s times in step %s', least(g.crash_count, 2147483646) + 1, g.step))
                            else g.last_error end,
          error = case when g.cancel_requested_at is null and g.crash_count >= :crash_limit::int - 1
                       then jsonb_build_object('type', 'Poison', 'message',
@@ -85,7 +87,9 @@ reaped as (
          finished_at = case when g.cancel_requested_at is not null or g.crash_count >= :crash_limit::int - 1
                             then statement_timestamp() end,
          updated_at = statement_timestamp()
-    from orphaned where g.id = orphaned.id
+    from orphaned
+   where g.id = orphaned.id and not gen_durable.crash_redirects(
+           g.undo_steps, g.compensation, g.cancel_requested_at is not null, g.crash_count >= :crash_limit::int - 1)
   returning g.id, g.fsm, g.step, g.status, g.queue, g.concurrency_key, g.parent_id, g.parent_round, g.has_signals,
             g.status in ('failed', 'cancelled') as has_ended, orphaned.step_seq, orphaned.execution, orphaned.attempt,
             orphaned.locked_by, orphaned.leased_at, orphaned.lease_expires_at, orphaned.started_at, g.last_error,
@@ -118,11 +122,28 @@ reaped as (
     from (select array_agg(parent_id) as parents, array_agg(parent_round) as rounds from reaped
            where has_ended and parent_id is not null having count(*) > 0) ended
    cross join lateral gen_durable.join_parents(ended.parents, ended.rounds) as queue
+), unwound as materialized (
+  select g.id, g.fsm, g.step, unwound.status, g.queue, g.concurrency_key, g.attempt
+    from orphaned join gen_durable.gen_durable g on g.id = orphaned.id
+   cross join lateral gen_durable.unwind(
+           g.id, case when g.crash_count >= :crash_limit::int - 1 then 'failed'::gen_durable.durable_status end, false,
+           case when g.cancel_requested_at is null
+                then format('poison: the process died %s times in step %s', least(g.crash_count, 2147483646) + 1, g.step) end,
+           jsonb_build_object('type', 'Poison', 'message',
+             format('the process died %s times in step %s', least(g.crash_count, 2147483646) + 1, g.step),
+             'traceback', '[]'::jsonb, 'attempt', g.attempt),
+           'poison', null, null, null, :record::text) as unwound
+   where gen_durable.crash_redirects(
+           g.undo_steps, g.compensation, g.cancel_requested_at is not null, g.crash_count >= :crash_limit::int - 1)
 )
 select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped.queue, reaped.concurrency_key,
        reaped.has_ended and reaped.has_signals as has_inbox, least(reaped.attempt, 2147483646) + 1 as attempts,
        (select released.queues from released) as released
   from reaped
+ union all
+select unwound.id, unwound.fsm, unwound.step, unwound.status, unwound.queue, unwound.concurrency_key, false,
+       least(unwound.attempt, 2147483646) + 1, null
+  from unwound
 
 -- name: reap
 -- Requeue executions whose lease has expired. Nothing is reaped within one lease after the start of the server: after an outage,

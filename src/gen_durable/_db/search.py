@@ -27,6 +27,7 @@ _BY_FIELD: Final = {
     "unique_key": ("by_unique_key", "by_former_unique_key"),
     "parent_id": ("by_parent",),
     "schedule": ("by_schedule",),
+    "compensating": ("by_compensation",),
     "concurrency_key": ("by_concurrency_key", "runnable_by_concurrency_key", "executing"),
 }
 # Fields of the index of resting rows. Without one of them, a page walks the primary key.
@@ -62,6 +63,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     schedule: str | None = None
     inserted_after: datetime | None = None
     inserted_before: datetime | None = None
+    compensating: bool = False
     with_deleted: bool = False
     only_deleted: bool = False
 

@@ -3,7 +3,7 @@
 -- search.py composes a statement from the parts of this file: with `:x is null or …`, a generic plan could not use an index. A
 -- statement reads one or more sources. Each source reads one index, and together they contain every matching row once:
 --   by_id                         without a filter other than time, newest first
---   by_correlation_key …          by key, parent or schedule: the most selective filter
+--   by_correlation_key …          by key, parent, schedule or compensation: the most selective filter
 --   runnable, gated, executing    live rows, if the wanted statuses include them. The runnable ones are sorted, so they are all read
 --   resting                       parked and ended rows by machine, queue, version, status and step
 --   deleted …                     soft-deleted rows, if they are wanted
@@ -88,6 +88,9 @@ select g.fsm, g.status, g.id from gen_durable.gen_durable g where g.parent_id = 
 
 -- part: by_schedule
 select g.fsm, g.status, g.id from gen_durable.gen_durable g where g.schedule = :schedule::text {conditions} {newest}
+
+-- part: by_compensation
+select g.fsm, g.status, g.id from gen_durable.gen_durable g where g.compensation is not null {conditions} {newest}
 
 -- part: by_concurrency_key
 select g.fsm, g.status, g.id from gen_durable.gen_durable g
@@ -184,6 +187,8 @@ and g.concurrency_key = :concurrency_key::text
 and g.parent_id = :parent_id::bigint
 -- part: on_schedule
 and g.schedule = :schedule::text
+-- part: on_compensating
+and g.compensation -> 'end' is not null and g.finished_at is null
 -- part: on_inserted_after
 and g.inserted_at >= :inserted_after::timestamptz and g.id > :low::bigint
 -- part: on_inserted_before

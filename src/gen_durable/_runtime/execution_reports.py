@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from .._core.model import CommitEntry, CommitResult, Committed, Execution, Stale
-from ..telemetry import HandlerMissing, OutcomeStale, StepMissing, StepStop
+from ..telemetry import CompensationStarted, HandlerMissing, OutcomeStale, StepMissing, StepStop
 from .executor import log_failure
 from .in_flight import InFlight
 from .worker_context import WorkerContext
@@ -37,6 +37,8 @@ class ExecutionReports:
                 )
             )
             return
+        if isinstance(result, Committed) and result.redirect == "undo":
+            self._compensating(execution)
         if isinstance(result, Committed) and (
             entry.log_line is not None or result.refused or result.status == "failed"
         ):
@@ -58,6 +60,11 @@ class ExecutionReports:
                     kind="next" if entry.kind == "continue" else entry.kind,
                 )
             )
+
+    def _compensating(self, execution: Execution) -> None:
+        """Report that an instance runs its undo steps before it ends."""
+        _log.info("undo started: %s %d, step %s", execution.fsm, execution.id, execution.step)
+        self._telemetry.emit(CompensationStarted(id=execution.id, fsm=execution.fsm, step=execution.step))
 
     def lost(self, execution: Execution) -> None:
         """Log that the lease of an execution is lost."""

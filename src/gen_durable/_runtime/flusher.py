@@ -169,9 +169,39 @@ class Flusher:
             else:
                 self._batch_retry.succeeded()
                 results = await self._confirm(pending, report.results) if maybe_committed else report.results
+                pending, results = await self._set_aside_redirected(
+                    pending, results, waiters, maybe_committed=maybe_committed
+                )
                 self._acknowledge(pending, results, waiters)
                 self._wakes.work(report.queues)
                 return
+
+    async def _set_aside_redirected(
+        self,
+        entries: list[CommitEntry],
+        results: list[CommitResult],
+        waiters: _Waiters,
+        *,
+        maybe_committed: bool,
+    ) -> tuple[list[CommitEntry], list[CommitResult]]:
+        """Commit stale outcomes whose lease is still held separately: their instances go to another step.
+
+        Returns the other outcomes and their results.
+        """
+        stale = [entry for entry, result in zip(entries, results, strict=True) if isinstance(result, Stale)]
+        if not stale:
+            return entries, results
+        statuses = await self._commit_status(stale)
+        redirected = {id(entry) for entry, status in zip(stale, statuses, strict=True) if status is None}
+        for entry in stale:
+            if id(entry) in redirected:
+                self._commit_separately(entry, waiters[id(entry)], maybe_committed=maybe_committed)
+        left = [
+            (entry, result)
+            for entry, result in zip(entries, results, strict=True)
+            if id(entry) not in redirected
+        ]
+        return [entry for entry, _ in left], [result for _, result in left]
 
     async def _confirm(self, entries: list[CommitEntry], results: list[CommitResult]) -> list[CommitResult]:
         """Replace stale results of outcomes that a failed attempt has committed."""

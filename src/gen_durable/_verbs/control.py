@@ -16,6 +16,7 @@ from ..instance import (
     Cancelled,
     CancelRequested,
     CancelResult,
+    Compensating,
     Deleted,
     NotRetried,
     Restored,
@@ -48,10 +49,10 @@ Changed: TypeAlias = tuple[list[T], set[str]]
 
 
 def cancel_batch(
-    ids: Sequence[int], reason: str | None, actor: str | None, *, force: bool, autocommit: bool
+    ids: Sequence[int], reason: str | None, actor: str | None, *, force: bool, undo: bool, autocommit: bool
 ) -> Plan[Changed[CancelResult]]:
     """Cancel instances in one statement. The caller has checked the reason and the actor."""
-    rows = yield from control.cancel(ids, reason, actor, force=force, autocommit=autocommit)
+    rows = yield from control.cancel(ids, reason, actor, force=force, undo=undo, autocommit=autocommit)
     return [_cancel_result(row) for row in rows], _woken(rows)
 
 
@@ -91,22 +92,30 @@ def retry_batch(
 
 
 def cancel(
-    target: Target, reason: str | None, actor: str | None, *, force: bool, cascade: bool, autocommit: bool
+    target: Target,
+    reason: str | None,
+    actor: str | None,
+    *,
+    force: bool,
+    undo: bool,
+    cascade: bool,
+    autocommit: bool,
 ) -> Plan[tuple[CancelResult, set[str]]]:
     """Cancel an instance; with `cascade`, also all descendants."""
     id = yield from resolve(target, "cancel")
     why, who = checked_reason(reason), checked_actor(actor)
-    results, queues = yield from cancel_batch([id], why, who, force=force, autocommit=autocommit)
+    results, queues = yield from cancel_batch([id], why, who, force=force, undo=undo, autocommit=autocommit)
     if not results:
         raise NoTargetError(id, "cancel")
     # One transaction per generation and batch: parents and children in one would be locked in the wrong order. Failed
     # and cancelled descendants are included, because they may have live children.
-    parents = [id] if cascade else []
+    # The children of an instance that runs undo steps may be part of its undo.
+    parents = [id] if cascade and not isinstance(results[0], Compensating) else []
     while parents:
         parents = yield from control.unfinished_children(parents)
         yield from control.in_batches(
             parents,
-            lambda batch: cancel_batch(batch, why, who, force=force, autocommit=autocommit),
+            lambda batch: cancel_batch(batch, why, who, force=force, undo=undo, autocommit=autocommit),
             lambda changed: queues.update(changed[1]),
         )
     return results[0], queues
@@ -119,6 +128,7 @@ def cancel_all(
     actor: str | None,
     *,
     force: bool,
+    undo: bool,
     autocommit: bool,
 ) -> Plan[tuple[int, set[str]]]:
     """Cancel all live instances that match; return how many."""
@@ -128,12 +138,12 @@ def cancel_all(
 
     def on_changed(changed: Changed[CancelResult]) -> None:
         nonlocal count
-        count += sum(not isinstance(result, AlreadyFinished) for result in changed[0])
+        count += sum(not isinstance(result, AlreadyFinished | Compensating) for result in changed[0])
         queues.update(changed[1])
 
     yield from control.in_batches(
         _parents_first((yield from control.matching_ids(wanted))),
-        lambda batch: cancel_batch(batch, why, who, force=force, autocommit=autocommit),
+        lambda batch: cancel_batch(batch, why, who, force=force, undo=undo, autocommit=autocommit),
         on_changed,
     )
     return count, queues
@@ -254,6 +264,8 @@ def _cancel_result(row: Mapping[str, Any]) -> CancelResult:
     id: int = row["id"]
     if Status(row["was"]).is_terminal:
         return AlreadyFinished(id, Status(row["was"]))
+    if row["status"] == "compensating":
+        return Compensating(id)
     return Cancelled(id) if row["status"] == Status.CANCELLED else CancelRequested(id)
 
 

@@ -37,6 +37,8 @@ class Filters(TypedDict, total=False):
     parent: Ref[Any, Any] | int
     schedule: str
     """Only instances that this schedule inserted."""
+    compensating: bool
+    """Only instances that run undo steps."""
     inserted_after: datetime
     inserted_before: datetime
     with_deleted: bool
@@ -142,6 +144,7 @@ _FILTERS: Final[Mapping[str, tuple[str, Callable[[Any], object]]]] = {
     "concurrency_key": ("concurrency_key", key_text),
     "parent": ("parent_id", _parent_id),
     "schedule": ("schedule", lambda value: checked_name(value, "schedule")),
+    "compensating": ("compensating", bool),
     "inserted_after": ("inserted_after", lambda value: checked_moment(value, "inserted_after")),
     "with_deleted": ("with_deleted", bool),
     "inserted_before": ("inserted_before", lambda value: checked_moment(value, "inserted_before")),

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from .._db.plan import Row
+from ..instance import Status
 from ..refs import target_value
 from .bulk import Preview, carry_out, check, preview
 from .connection import DatabaseOptions, database_options
@@ -92,22 +93,31 @@ def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @_control_options
 @click.option(
-    "--force", is_flag=True, help="Do not wait for a running step: revoke its lease and discard its outcome."
+    "--force",
+    is_flag=True,
+    help="End now: revoke the lease of a running step and discard its outcome; run no on_cancel or undo step.",
 )
+@click.option("--no-undo", is_flag=True, help="Run no undo steps, or no further ones.")
 @click.option("--cascade", is_flag=True, help="Also cancel all descendants.")
 @database_options()
 def cancel(
-    db: DatabaseOptions, request: ControlRequest, actor: str | None, reason: str | None, force: bool
+    db: DatabaseOptions,
+    request: ControlRequest,
+    actor: str | None,
+    reason: str | None,
+    force: bool,
+    no_undo: bool,
 ) -> None:
     """Cancel instances.
 
     TARGET is an id or a correlation key. Waiting instances end at once. A running step may finish; its outcome is
-    discarded. --where selects live instances, unless it filters by status.
+    discarded. An instance with undo steps runs them before it ends; a step with on_cancel goes to that step. --where
+    selects live instances, unless it filters by status.
 
-    Exit code 0: cancelled, cancel requested, or already ended; 1: the confirmation was declined; 2: usage error,
-    instance not found, or database unreachable.
+    Exit code 0: cancelled, cancel requested, compensating, or already ended; 1: the confirmation was declined; 2: usage
+    error, instance not found, or database unreachable.
     """
-    _run(db, request, Cancel(reason=reason, actor=actor, force=force))
+    _run(db, request, Cancel(reason=reason, actor=actor, force=force, undo=not no_undo))
 
 
 @click.command()
@@ -257,7 +267,11 @@ def _print_changes(changes: Sequence[Change], shown: Preview, request: ControlRe
 def _sentence(change: Change, row: Row | None) -> str:
     match change.outcome:
         case "requested":
+            if row and row["status"] != Status.EXECUTING:
+                return "cancel requested; its undo or on_cancel steps run first"
             return "cancel requested; it ends when its running step ends"
+        case "compensating":
+            return "not changed: its undo steps run already; add --no-undo or --force to stop them"
         case "finished":
             return f"already ended ({row['status']})" if row else "already ended"
         case "refused":

@@ -31,6 +31,7 @@ _STATUS: Final = _COLUMNS.index("STATUS")
 
 @click.command()
 @filter_options
+@click.option("--compensating", is_flag=True, help="Only instances that run undo steps.")
 @click.option("--deleted", is_flag=True, help="Include deleted instances.")
 @click.option(
     "--limit",
@@ -49,13 +50,21 @@ _STATUS: Final = _COLUMNS.index("STATUS")
 @json_option
 @database_options()
 def ls(
-    db: DatabaseOptions, deleted: bool, limit: int, before: int | None, as_json: bool, **filters: Any
+    db: DatabaseOptions,
+    compensating: bool,
+    deleted: bool,
+    limit: int,
+    before: int | None,
+    as_json: bool,
+    **filters: Any,
 ) -> None:
     """List instances, newest first. Filters combine with AND."""
     if before is not None:
         checked_id(before)
     selection = read_options(filters)
-    now, rows = db.run(_page(selection, deleted=deleted, limit=limit, before=before))
+    now, rows = db.run(
+        _page(selection, compensating=compensating, deleted=deleted, limit=limit, before=before)
+    )
     if as_json:
         print_json_rows(instance_json(row) for row in rows)
         return
@@ -65,9 +74,9 @@ def ls(
 
 
 def _page(
-    selection: Selection, *, deleted: bool, limit: int, before: int | None
+    selection: Selection, *, compensating: bool, deleted: bool, limit: int, before: int | None
 ) -> Plan[tuple[datetime, Sequence[Row]]]:
-    wanted = yield from selection.filter(with_deleted=deleted)
+    wanted = yield from selection.filter(with_deleted=deleted, compensating=compensating)
     now = yield from snapshots.now()
     return now, (yield from search.page(wanted, limit, before))
 

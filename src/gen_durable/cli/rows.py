@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from .._core.hydration import compensation_of
 from ..instance import Status
 from .json_text import raw
 
@@ -45,6 +46,7 @@ def instance_json(row: Mapping[str, Any]) -> dict[str, Any]:
         **named,
     }
     given["state"], given["result"], given["error"] = raw(row["state"]), raw(row["result"]), raw(row["error"])
+    given["undo_steps"], given["compensation"] = raw(row["undo_steps"]), raw(row["compensation"])
     given["unique_key"] = key_text(row["unique_key"])
     return given
 
@@ -77,6 +79,8 @@ def activity(row: Mapping[str, Any], now: datetime) -> str:
     parts = []
     if row["deleted_at"] is not None:
         parts.append("deleted")
+    if row["finished_at"] is None and (undo := compensation_of(row["compensation"], row["undo_steps"])):
+        parts.append(f"compensating, ends as {undo.status}")
     match row["status"]:
         case Status.RUNNABLE if row["eligible_at"] > now:
             parts.append(f"due in {age_text(row['eligible_at'] - now)}")

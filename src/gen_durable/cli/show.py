@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from .._core.hydration import compensation_of
 from .._db import snapshots
 from .._db.plan import Plan, Row
 from ..instance import Status
@@ -125,6 +126,7 @@ def _facts(found: InstanceDetails) -> Iterator[tuple[str, str | None]]:
         _action(details["cancel_requested_at"], details["cancelled_by"], details["cancel_reason"], now),
     )
     yield "deleted", _action(row["deleted_at"], None, details["delete_reason"], now)
+    yield "undo", _undo(row)
     yield "crashes", str(row["crash_count"]) if row["crash_count"] else None
     yield "state", readable(row["state"])
     yield "result", None if row["result"] is None else readable(row["result"])
@@ -215,6 +217,18 @@ def _action(
         return None
     by = f" {by_text(actor, login)}" if actor else ""
     return f"{_when(at, now)}{by}{': ' + clean(reason) if reason else ''}"
+
+
+def _undo(row: Row) -> str | None:
+    undo = compensation_of(row["compensation"], row["undo_steps"])
+    if undo is None:
+        return None
+    why = f": {clean(undo.reason)}" if undo.reason else ""
+    undone, pending = (", ".join(map(clean, names)) for names in (undo.undone, undo.pending))
+    lines = [f"{undo.status} at step {clean(undo.step)}{why}"]
+    lines += [f"undone: {undone}"] if undone else []
+    lines += [f"left: {pending}"] if pending else []
+    return "\n".join(lines)
 
 
 def _error(text: str) -> str:

@@ -14,6 +14,7 @@ from ..instance import (
     Cancelled,
     CancelRequested,
     CancelResult,
+    Compensating,
     Deleted,
     NotRetried,
     Restored,
@@ -34,16 +35,17 @@ __all__ = [
 ]
 
 # Outcomes that changed nothing.
-IDLE: Final = frozenset({"finished", "left", "refused"})
+IDLE: Final = frozenset({"finished", "compensating", "left", "refused"})
 
 Outcome: TypeAlias = Literal[
-    "cancelled", "requested", "finished", "retried", "deleted", "restored", "left", "refused"
+    "cancelled", "requested", "compensating", "finished", "retried", "deleted", "restored", "left", "refused"
 ]
-"""finished, left: nothing to do; refused: another instance has its key."""
+"""finished, compensating, left: nothing to do; refused: another instance has its key."""
 
 _OUTCOMES: Final[Mapping[type, Outcome]] = {
     Cancelled: "cancelled",
     CancelRequested: "requested",
+    Compensating: "compensating",
     AlreadyFinished: "finished",
     Retried: "retried",
     NotRetried: "left",
@@ -116,6 +118,7 @@ class Cancel(Verb, frozen=True, kw_only=True):
     """Cancel live instances."""
 
     force: bool = False
+    undo: bool = True
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -128,7 +131,7 @@ class Cancel(Verb, frozen=True, kw_only=True):
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
         results, _ = yield from _verbs.cancel_batch(
-            ids, self.reason, self.actor, force=self.force, autocommit=True
+            ids, self.reason, self.actor, force=self.force, undo=self.undo, autocommit=True
         )
         return _changes(results)
 

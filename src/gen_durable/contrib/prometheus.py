@@ -211,6 +211,9 @@ class _Counts:
             "stale_outcomes", "Outcomes discarded because the lease was lost.", "machine", "step"
         )
         self._timeouts = counter("await_timeouts", "Awaits that reached their deadline.", "machine", "step")
+        self._compensations = counter(
+            "compensations", "Instances that started to run undo steps.", "machine", "step"
+        )
         self._missing = counter(
             "handler_missing", "Instances that failed because their machine is not registered.", "machine"
         )
@@ -242,6 +245,7 @@ class _Counts:
             "outcome.stale": lambda event: self._stale.labels(*self._step(event)).inc(),
             # Not `_step`: any worker expires the awaits of all machines, and their names come from code.
             "await.timeout": lambda event: self._timeouts.labels(event.fsm, event.step).inc(),
+            "compensation.started": lambda event: self._compensations.labels(*self._step(event)).inc(),
             "handler.missing": lambda event: self._missing.labels(self._machine(event)).inc(),
             "step.missing": lambda event: self._missing_steps.labels(self._machine(event)).inc(),
             "outbox.published": lambda event: self._published.labels(event.sink).inc(event.count),

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -45,7 +45,9 @@ __all__ = ["Crash", "CrashPoint", "DrainCounts", "Plans", "Stepper", "Transition
 
 T = TypeVar("T")
 CrashPoint: TypeAlias = Literal["before_step", "before_commit"]
-TransitionKind: TypeAlias = Literal["next", "retry", "await", "schedule_children", "done", "stop", "cancel"]
+TransitionKind: TypeAlias = Literal[
+    "next", "retry", "await", "schedule_children", "done", "stop", "cancel", "undo", "undone", "on_cancel"
+]
 
 
 class Crash(Exception):  # noqa: N818 - not an error: the test asks for it
@@ -65,6 +67,8 @@ class DrainCounts(msgspec.Struct, frozen=True, kw_only=True):
     done: int = 0
     stopped: int = 0
     cancelled: int = 0
+    redirected: int = 0
+    """Instances that went to an undo or `on_cancel` step instead of ending."""
 
 
 _FIELDS: Final = {
@@ -75,6 +79,9 @@ _FIELDS: Final = {
     "done": "done",
     "stop": "stopped",
     "cancel": "cancelled",
+    "undo": "redirected",
+    "undone": "redirected",
+    "on_cancel": "redirected",
 }
 
 
@@ -193,7 +200,10 @@ class Stepper:
                     if not self.recovers:
                         raise
                 else:
-                    return DrainCounts(**{_FIELDS[kind]: count for kind, count in counts.items()})
+                    fields: Counter[str] = Counter()
+                    for kind, count in counts.items():
+                        fields[_FIELDS[kind]] += count
+                    return DrainCounts(**fields)
         finally:
             self._is_draining = False
 
@@ -296,7 +306,7 @@ class Stepper:
             return []
         log_failure(entry)
         # The status decides: a cancel wins over the outcome, and the database may refuse it.
-        kind = _ENDED.get(result.status, entry.kind)
+        kind = result.redirect or _ENDED.get(result.status, entry.kind)
         self.history.append(_transition(execution, kind))
         return [kind]
 
@@ -315,8 +325,10 @@ class Stepper:
             return await self._commit_with_effect(database, entry)
         if commits.is_one_statement([entry], self._recorder):
             report = await database.run(commits.commit_plain([entry], self._recorder))
-        else:
-            report = await database.run_in_transaction(commits.commit([entry], self._recorder))
+            if isinstance(report.results[0], Committed):
+                return report.results[0]
+        # Also if it was left out above: the instance may go to an undo step.
+        report = await database.run_in_transaction(commits.commit([entry], self._recorder))
         return report.results[0]
 
     async def _commit_with_effect(self, database: Plans, entry: CommitEntry) -> CommitResult:
@@ -386,9 +398,9 @@ def _too_many_fire_times(max_steps: int) -> str:
     )
 
 
-def _transition(execution: Execution, kind: Kind) -> Transition:
+def _transition(execution: Execution, kind: Any) -> Transition:
     # The harness does not chain steps, and a released execution makes no transition.
-    assert kind != "continue" and kind != "release" and kind != "rejoin" and kind != "defer"  # noqa: S101, PT018
+    assert kind in get_args(TransitionKind)  # noqa: S101
     return Transition(
         instance_id=execution.id,
         machine=execution.fsm,

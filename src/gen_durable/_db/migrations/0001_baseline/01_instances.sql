@@ -80,6 +80,8 @@ create table gen_durable.gen_durable (
   unique_scope        gen_durable.durable_status[],
 
   -- ends
+  undo_steps          jsonb,                              -- committed transitions with an undo step; see 06_undo.sql
+  compensation        jsonb,                              -- the end that undo steps postpone; see 06_undo.sql
   cancel_requested_at timestamptz,
   cancel_reason       text,
   cancelled_by        text,
@@ -147,6 +149,8 @@ create index gen_durable_finished on gen_durable.gen_durable (status, finished_a
   where finished_at is not null and deleted_at is null and collected_at is null;
 create index gen_durable_deleted on gen_durable.gen_durable (deleted_at, id)
   where deleted_at is not null and finished_at is not null;
+-- Instances that run undo steps, or have run them: lists and doctor.
+create index gen_durable_compensation on gen_durable.gen_durable (id) where compensation is not null;
 create index gen_durable_deleted_live on gen_durable.gen_durable (id) where deleted_at is not null and finished_at is null;
 -- The instances of a schedule, and the live ones for `overlap`.
 create index gen_durable_schedule on gen_durable.gen_durable (schedule, id) where schedule is not null;
@@ -165,6 +169,7 @@ create table gen_durable.machines (
   steps        jsonb,                                     -- names of its steps, in the order of the class
   graph        jsonb,                                     -- nodes and edges, as gen_durable.graph() returns them; null: not readable
   state_schema jsonb,                                     -- JSON Schema of the state; null: its type has none
+  on_cancel    jsonb,                                     -- steps that react to a cancel: {"ship": "recall"}
   updated_at   timestamptz not null default statement_timestamp(),
   primary key (fsm, fsm_version)
 );
@@ -179,5 +184,6 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::te
        g.last_error, g.error::text as error, g.correlation_key, g.unique_key, g.concurrency_key, g.rate_limit, g.weight,
        g.parent_id, g.locked_by,
        g.inserted_at, g.updated_at, g.eligible_at, g.finished_at, g.cancel_requested_at, g.cancel_reason, g.cancelled_by,
-       g.deleted_at, g.delete_reason, g.schedule, g.fire_time, g.collected_at
+       g.deleted_at, g.delete_reason, g.schedule, g.fire_time, g.collected_at,
+       g.undo_steps::text as undo_steps, g.compensation::text as compensation
   from gen_durable.gen_durable g;

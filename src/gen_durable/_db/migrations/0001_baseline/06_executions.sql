@@ -115,4 +115,27 @@ begin
     select joined.queue from joined where joined.status = 'runnable';
 end $$;
 
-revoke execute on function gen_durable.lock_for_effect, gen_durable.join_parents from public;
+-- Set the barriers of these rows to the number of their live children; without live children, release the row. For children that
+-- were not inserted because their unique key is taken, for rows that return to their barrier (`rejoin`), and for rows that run undo
+-- steps after their children have ended (`unwind`).
+-- Guard: an earlier statement of the transaction has locked the rows, and this statement has a newer snapshot. A child that ends
+-- holds the lock of its parent until it commits. So a child that is live here counts down the barrier later, and a child that has
+-- ended here does not.
+create function gen_durable.fix_barriers(parent_ids bigint[]) returns table (id bigint, status text, queue text)
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  return query
+    update gen_durable.gen_durable g
+       set children_pending = barrier.pending,
+           status = case when barrier.pending = 0 then 'runnable'::gen_durable.durable_status else g.status end
+      from (select parent.id, (select count(*)::int from gen_durable.gen_durable child
+                                where child.parent_id = parent.id and child.parent_round = parent.spawn_round
+                                  and child.status not in ('done', 'failed', 'cancelled')) as pending
+              from gen_durable.gen_durable parent
+             where parent.id = any (parent_ids) and parent.status = 'awaiting_children') barrier
+     where g.id = barrier.id
+    returning g.id, g.status::text, g.queue;
+end $$;
+
+revoke execute on function gen_durable.lock_for_effect, gen_durable.join_parents, gen_durable.fix_barriers from public;

@@ -3,15 +3,22 @@
 
 -- Cancel instances. Parked and runnable ones end now. Executing ones get a cancel request, which overrides the outcome of their
 -- step; with force they end now: the lease is revoked, and the worker can commit nothing. One row per instance that exists.
+-- An instance whose step has on_cancel goes to that step, and one with undo steps runs them before it ends (unwind); an instance that
+-- runs undo steps is left alone. force skips all of this.
+--   undo     false: do not run undo steps, or run no further ones
+--   reacts   false: ignore on_cancel
 -- Locks: targets, ids descending; then their parents (join_parents); then the next gated rows (ungate).
 --   was      the status before
---   status   the status now: cancelled, executing (requested), or the final status that it already had
-create function gen_durable.cancel_rows(target_ids bigint[], reason text, actor text, force boolean)
+--   status   the status now: cancelled; executing (requested); runnable or awaiting_children (redirected); compensating, if it
+--            runs undo steps and was left alone; or the final status that it already had
+create function gen_durable.cancel_rows(
+  target_ids bigint[], reason text, actor text, force boolean, undo boolean default true, reacts boolean default true)
 returns table (id bigint, was text, status text, queues text[])
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   live    record;
+  one     record;
   ending  bigint[];
   woken   text[];
 begin
@@ -22,18 +29,34 @@ begin
   return query
     select g.id, g.status::text, g.status::text, null::text[] from gen_durable.gen_durable g
      where g.id = any (target_ids) and g.status in ('done', 'failed', 'cancelled');
+  return query
+    select g.id, g.status::text, 'compensating', null::text[] from gen_durable.gen_durable g
+     where g.id = any (target_ids) and g.compensation ? 'end' and undo and not force
+       and g.status not in ('done', 'failed', 'cancelled');
   select array_agg(g.id) as ids, array_agg(g.status::text) as statuses, array_agg(g.concurrency_key) as keys,
-         array_agg(g.id) filter (where g.status <> 'executing' or force) as ending
+         array_agg(reaction.step) as reactions,
+         array_agg(g.id) filter (where force or g.status <> 'executing' and reaction.step is null
+                                       and (not undo or g.undo_steps is null)) as ending
     into live from gen_durable.gen_durable g
-   where g.id = any (target_ids) and g.status not in ('done', 'failed', 'cancelled');
+    left join lateral (select m.on_cancel ->> g.step as step from gen_durable.machines m
+                        where reacts and not force and m.fsm = g.fsm and m.fsm_version = g.fsm_version
+                          and (g.compensation ? 'end') is not true) reaction on true
+   where g.id = any (target_ids) and g.status not in ('done', 'failed', 'cancelled')
+     and (not undo or force or (g.compensation ? 'end') is not true);
   if live.ids is null then
     return;
   end if;
   ending := coalesce(live.ending, '{}');
   update gen_durable.gen_durable g
      set cancel_requested_at = coalesce(g.cancel_requested_at, statement_timestamp()),
-         cancel_reason = coalesce(g.cancel_reason, reason), cancelled_by = coalesce(g.cancelled_by, actor)
-   where g.id = any (live.ids);
+         cancel_reason = case when g.cancel_requested_at is null then reason else coalesce(g.cancel_reason, reason) end,
+         cancelled_by = case when g.cancel_requested_at is null then actor else coalesce(g.cancelled_by, actor) end,
+         compensation = case when force then g.compensation else nullif(
+                          coalesce(g.compensation, '{}')
+                          || case when row.reaction is null then '{}' else jsonb_build_object('to', row.reaction) end
+                          || case when undo or g.undo_steps is null then '{}' else '{"final": true}'::jsonb end, '{}') end
+    from unnest(live.ids, live.reactions) as row (id, reaction)
+   where g.id = row.id;
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
                                       leased_at, lease_expires_at, started_at, finished_at)
   select g.id, g.step_seq + 1, g.execution + (g.status <> 'executing' and g.execution < 2147483647)::int, g.attempt, 'ABORTED',
@@ -60,13 +83,22 @@ begin
              select gen_durable.join_parents(array_agg(g.parent_id), array_agg(g.parent_round)) from gen_durable.gen_durable g
               where g.id = any (ending) and g.parent_id is not null having count(*) > 0)
            || array(select gen_durable.ungate(live.keys));
+  for one in
+    select row.id from unnest(live.ids, live.statuses) as row (id, was)
+     where row.was <> 'executing' and row.id <> all (ending) order by row.id desc
+  loop
+    woken := woken || array(
+      select moved.queue from gen_durable.unwind(one.id, 'cancelled', false, null, null, null, null, null, null, 'all') moved
+       where moved.status = 'runnable');
+  end loop;
   return query
-    select row.id, row.was, case when row.id = any (ending) then 'cancelled' else row.was end, woken
-      from unnest(live.ids, live.statuses) as row (id, was);
+    select row.id, row.was, g.status::text, woken
+      from unnest(live.ids, live.statuses) as row (id, was) join gen_durable.gen_durable g on g.id = row.id;
 end $$;
 
 -- Soft-delete instances: they are not leased or signalled any more, and not listed by default. Live ones are cancelled first;
--- otherwise their parents would wait forever. An executing one keeps its keys until its step ends.
+-- otherwise their parents would wait forever. An executing one keeps its keys until its step ends. Deleted rows run no steps, so
+-- this cancel runs neither undo nor on_cancel steps, and ends a compensation.
 create function gen_durable.delete_rows(target_ids bigint[], reason text, actor text)
 returns table (id bigint, deleted_at timestamptz, status text, queues text[])
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -76,7 +108,7 @@ declare
   one   record;
 begin
   reason := gen_durable.short_reason(reason);
-  for one in select * from gen_durable.cancel_rows(target_ids, reason, actor, false) loop
+  for one in select * from gen_durable.cancel_rows(target_ids, reason, actor, false, false, false) loop
     woken := woken || coalesce(one.queues, '{}');
   end loop;
   insert into gen_durable.audit_events (instance_id, event, actor, reason)
@@ -106,7 +138,7 @@ begin
      group by found.delete_reason
   loop
     return query
-      select distinct unnest(c.queues) from gen_durable.cancel_rows(one.ids, one.reason, actor, false) c;
+      select distinct unnest(c.queues) from gen_durable.cancel_rows(one.ids, one.reason, actor, false, false, false) c;
     insert into gen_durable.audit_events (instance_id, event, actor, reason)
     select row.id, 'deleted', actor, gen_durable.short_reason(one.reason) from unnest(one.ids) as row (id)
      where (select s.audit from gen_durable.settings s) >= 'failures';
@@ -183,6 +215,8 @@ end $$;
 --   * A child counts for its parent again if the parent waits for its round, or has yet to run the joining step, for the first
 --     time or again. An executing parent is not changed: its worker loads the children and returns the row if one is live
 --     (`rejoin`).
+--   * An instance whose undo step failed, or was stopped, goes on with that undo step. An instance that is undone completely starts
+--     at the first of the steps that were undone: their work is gone.
 create function gen_durable.retry_rows(target_ids bigint[], new_state text, new_step text, reason text, actor text)
 returns table (id bigint, is_retried boolean, status text, queue text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -250,7 +284,11 @@ begin
     update gen_durable.gen_durable g
        set status = case when new_step is null and g.awaits is not null and not g.timed_out
                          then 'awaiting_signal'::gen_durable.durable_status else 'runnable' end,
-           step = coalesce(new_step, g.step), step_seq = g.step_seq + (new_step is not null)::int,
+           step = coalesce(new_step, case when g.undo_steps is null and g.compensation ? 'end'
+                                          then g.compensation -> 'undone' ->> -1 else g.step end),
+           compensation = case when new_step is null and g.undo_steps is not null
+                               then nullif(g.compensation - '{final,to}'::text[], '{}') end,
+           step_seq = g.step_seq + (new_step is not null)::int,
            execution = g.execution + (new_step is not null and g.execution < 2147483647)::int,
            awaits = case when new_step is null then g.awaits end, timed_out = g.timed_out and new_step is null,
            spawn_round = case when new_step is not null then null
@@ -405,19 +443,21 @@ begin
   return found_id;
 end $$;
 
--- cancel(42, 'no longer wanted') returns cancelled, requested or finished.
-create function gen_durable.cancel(target bigint, reason text default null, actor text default current_user, force boolean default false)
+-- cancel(42, 'no longer wanted') returns cancelled, requested, compensating or finished.
+create function gen_durable.cancel(
+  target bigint, reason text default null, actor text default current_user, force boolean default false, undo boolean default true)
 returns text
 language sql security definer set search_path = pg_catalog, pg_temp as $$
-  select case when was in ('done', 'failed', 'cancelled') then 'finished' when status = 'cancelled' then 'cancelled'
-              else 'requested' end
-    from gen_durable.cancel_rows(array[gen_durable.resolve(target, null)], reason, actor, force)
+  select case when was in ('done', 'failed', 'cancelled') then 'finished' when status in ('cancelled', 'compensating')
+              then status else 'requested' end
+    from gen_durable.cancel_rows(array[gen_durable.resolve(target, null)], reason, actor, force, undo)
 $$;
 
-create function gen_durable.cancel(target text, reason text default null, actor text default current_user, force boolean default false)
+create function gen_durable.cancel(
+  target text, reason text default null, actor text default current_user, force boolean default false, undo boolean default true)
 returns text
 language sql security definer set search_path = pg_catalog, pg_temp as $$
-  select gen_durable.cancel(gen_durable.resolve(null, target), reason, actor, force)
+  select gen_durable.cancel(gen_durable.resolve(null, target), reason, actor, force, undo)
 $$;
 
 create function gen_durable.soft_delete(target bigint, reason text default null, actor text default current_user)
@@ -466,7 +506,7 @@ revoke execute on function
   gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.end_deleted,
   gen_durable.on_deleted, gen_durable.raise_key_conflict, gen_durable.restore_rows, gen_durable.retry_rows, gen_durable.edit_row,
   gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
-  gen_durable.cancel(bigint, text, text, boolean), gen_durable.cancel(text, text, text, boolean),
+  gen_durable.cancel(bigint, text, text, boolean, boolean), gen_durable.cancel(text, text, text, boolean, boolean),
   gen_durable.soft_delete(bigint, text, text), gen_durable.soft_delete(text, text, text),
   gen_durable.restore(bigint, text, text), gen_durable.restore(text, text, text),
   gen_durable.retry(bigint, jsonb, text, text),

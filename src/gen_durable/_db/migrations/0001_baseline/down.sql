@@ -1,4 +1,9 @@
 -- Drop everything, with all instances.
+drop function gen_durable.unwind(bigint, gen_durable.durable_status, boolean, text, jsonb, text, text, bigint[], text, text);
+drop function gen_durable.undo_error(jsonb, text, text);
+drop function gen_durable.crash_redirects(jsonb, jsonb, boolean, boolean);
+drop function gen_durable.redirects(jsonb, jsonb, boolean, gen_durable.durable_status);
+
 drop function gen_durable.revoke_producer(name);
 drop function gen_durable.grant_producer(name, text[]);
 drop function gen_durable.producer_rights();
@@ -19,8 +24,8 @@ drop function gen_durable.restore(text, text, text);
 drop function gen_durable.restore(bigint, text, text);
 drop function gen_durable.soft_delete(text, text, text);
 drop function gen_durable.soft_delete(bigint, text, text);
-drop function gen_durable.cancel(text, text, text, boolean);
-drop function gen_durable.cancel(bigint, text, text, boolean);
+drop function gen_durable.cancel(text, text, text, boolean, boolean);
+drop function gen_durable.cancel(bigint, text, text, boolean, boolean);
 drop function gen_durable.resolve(bigint, text);
 drop function gen_durable.job_status(text);
 drop function gen_durable.job_status(bigint);
@@ -32,10 +37,11 @@ drop trigger on_deleted on gen_durable.gen_durable;
 drop function gen_durable.on_deleted();
 drop function gen_durable.end_deleted(int, text);
 drop function gen_durable.delete_rows(bigint[], text, text);
-drop function gen_durable.cancel_rows(bigint[], text, text, boolean);
+drop function gen_durable.cancel_rows(bigint[], text, text, boolean, boolean, boolean);
 
 drop table gen_durable.received_messages, gen_durable.outbox;
 
+drop function gen_durable.fix_barriers(bigint[]);
 drop function gen_durable.join_parents(bigint[], bigint[]);
 drop function gen_durable.lock_for_effect(bigint, bigint, bigint);
 drop view gen_durable.gen_durable_job_state, gen_durable.gen_durable_executions;
