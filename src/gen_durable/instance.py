@@ -390,12 +390,13 @@ class ExecutionRecord(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str | None = None
     """The kind of its outcome; `edit` for a change by `client.edit`, which has no lease.
 
-    For an aborted execution the reason: retry, shutdown, rejoin, lease, poison, cancelled.
+    For an aborted execution the reason: retry, shutdown, rejoin, unknown_step, lease, poison, cancelled.
 
     `undo`: the instance would have ended, and runs its undo steps instead; `undone`: an undo step has ended;
     `on_cancel`: the instance was cancelled and goes to the `on_cancel` step.
 
     `rejoin`: a child was retried before the joining step started, so the instance waits for its children again.
+    `unknown_step`: the worker does not have the step, so it left the instance to other workers.
     """
     lease_owner: str | None = None
     lease_expires_at: datetime | None = None

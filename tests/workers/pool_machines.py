@@ -32,6 +32,7 @@ from gen_durable import (
     Transaction,
     job,
     step,
+    upgrade,
 )
 from gen_durable._runtime.processes.child import IS_CHILD
 
@@ -50,6 +51,37 @@ class Part(Machine[int, int]):
     @step(pool="process")
     def run(self, ctx: Context[int]) -> Outcome[int]:
         return Done(ctx.state * 2)
+
+
+class Pressed(Machine[list[int], int], name="Press", version=2):
+    """Upgrades instances of version 1, whose state is a number."""
+
+    @upgrade(from_version=1)
+    @staticmethod
+    def wrap(state: int) -> list[int]:
+        return [state]
+
+    @step(pool="process", was="squeeze")
+    def press(self, ctx: Context[list[int]]) -> Outcome[int]:
+        if ctx.attempt == 0:
+            raise ValueError("once more")
+        return Next(self.deliver, [*ctx.state, ctx.version])
+
+    @step(pool="process")
+    def deliver(self, ctx: Context[list[int]]) -> Outcome[int]:
+        return Done(sum(ctx.state))
+
+    def handle(self, error: Exception, ctx: Context[list[int]]) -> Any:
+        assert ctx.state == [40]
+        return Retry()
+
+
+class Press(Machine[int, int], version=1):
+    """Version 1 with its own code."""
+
+    @step(pool="process")
+    def squeeze(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state)
 
 
 async def book(transaction: Transaction) -> None:

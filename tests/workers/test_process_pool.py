@@ -26,7 +26,7 @@ from tests.support.rows import has_no_lease, row_of
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE, Events, process_ends
 from tests.support.worker_process import program
-from tests.workers.pool_machines import Crunch, Part, Work, crunch
+from tests.workers.pool_machines import Crunch, Part, Press, Pressed, Work, crunch
 
 ONE = msgspec.structs.replace(CALM, pool_processes=1)
 TWO = msgspec.structs.replace(CALM, pool_processes=2)
@@ -47,6 +47,17 @@ async def lines(file: Path, count: int = 1) -> list[list[int]]:
         while not file.exists() or len(file.read_text().splitlines()) < count:
             await asyncio.sleep(0.01)
     return [[int(word) for word in line.split()] for line in file.read_text().splitlines()]
+
+
+@pytest.mark.clause("VER-5", "VER-6")
+async def test_process_steps_upgrade_old_instances(durable_dsn: str, db: Any) -> None:
+    async with Worker([Pressed], dsn=durable_dsn, settings=ONE) as worker:
+        ref = await worker.insert(Press, 40)
+        ended = await worker.wait(ref, timeout=PATIENCE)
+        assert (ended.result, (await row_of(db, ref.id))["fsm_version"]) == (42, 2)
+    async with Worker([Pressed, Press], dsn=durable_dsn, settings=ONE) as worker:
+        new, old = await worker.insert_all([Spec(Pressed, [40]), Spec(Press, 40)])
+        assert [one.result for one in await worker.wait_all([new, old], timeout=PATIENCE)] == [42, 40]
 
 
 # One test, because starting processes takes most of the time.

@@ -8,8 +8,8 @@ create table gen_durable.executions (
   execution    int not null,                              -- its number within the instance
   attempt      int not null,                              -- attempts of that step before it
   status       text not null check (status in ('COMMITTED', 'DONE', 'ABORTED')),
-  outcome      text not null,                             -- next ... stop, edit; if ABORTED: retry, shutdown, rejoin, lease,
-                                                          -- poison, cancelled
+  outcome      text not null,                             -- next ... stop, edit; if ABORTED: retry, shutdown, rejoin,
+                                                          -- unknown_step, lease, poison, cancelled
   step         text not null,
   lease_owner  text,
   leased_at    timestamptz,
