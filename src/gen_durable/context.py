@@ -14,7 +14,7 @@ from ._typing import ResourcesT, ResultT, StateT
 from .definition import definition_of
 from .errors import UsageError
 from .events import Event
-from .instance import Child
+from .instance import Child, Failure
 from .outcome import Cancel
 from .refs import Insertable
 from .signals import Inbox
@@ -201,6 +201,12 @@ class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
 
     Payloads of awaited signals are always loaded. Other payloads are loaded if they have at most 1 MiB of JSON in
     total; otherwise call `load`.
+    """
+    failure: Failure | None = None
+    """The failure of the step before, if it led here: by its `on_failure=`, or by an outcome of `handle`.
+
+    It stays the same for every attempt at this step, also after a crash or a `retry` of the instance, and is gone after
+    the next transition.
     """
     timed_out: bool = False
     """Whether the timeout or deadline of the last `Await` passed before any of its signals arrived.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Generic, Literal, TypeAlias
+from typing import Any, Final, Generic, Literal, TypeAlias
 
 import msgspec
 
@@ -13,7 +13,17 @@ from ._typing import ResultT, StateT
 from .errors import InitialStepError, OptionError, UnknownStepError, UsageError
 from .retry import Backoff
 
-__all__ = ["Definition", "MachineDef", "Pool", "StepDef", "StepRef", "definition_of", "step_name"]
+__all__ = [
+    "NO_DEFAULTS",
+    "Defaults",
+    "Definition",
+    "MachineDef",
+    "Pool",
+    "StepDef",
+    "StepRef",
+    "definition_of",
+    "step_name",
+]
 
 
 Pool: TypeAlias = Literal["thread", "process"]
@@ -51,6 +61,27 @@ class StepDef(msgspec.Struct, frozen=True, kw_only=True):
     """The step that undoes this one when the instance fails or is cancelled later."""
     on_cancel: str | None = None
     """The step that a cancel of an instance at this step leads to."""
+    on_failure: str | None = None
+    """The step that follows when this one has failed for good; `None`: the instance fails."""
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of an insert that apply if the caller does not give them."""
+
+    priority: int = 0
+    max_attempts: int | None = None
+    concurrency_key: str | Callable[[Any], Any] | None = None
+    """The key, or a function of the state that returns it."""
+    rate_limit: str | Callable[[Any], Any] | None = None
+    """The same for the rate limit of the first start."""
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        """The options that are functions of the state: without code they are unknown."""
+        return tuple(name for name in ("concurrency_key", "rate_limit") if callable(getattr(self, name)))
+
+
+NO_DEFAULTS: Final = Defaults()
 
 
 class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +108,10 @@ class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
         default_factory=dict[int, Callable[[Any], Any]]
     )
     """By version: the function that turns a stored state of that version into one of the next version."""
+    is_job: bool = False
+    """Whether it is a job: its state is the payload of the caller, which no outcome changes."""
+    defaults: Defaults = NO_DEFAULTS
+    """Options of inserts that do not give them."""
 
     def find_step(self, name: str) -> StepDef | None:
         """Return the step with this name or former name."""
@@ -105,7 +140,11 @@ class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
             for target in step.to or ():
                 if target not in self.steps:
                     raise UnknownStepError(self.name, target, tuple(self.steps), f"to= of step '{step.name}'")
-            for option, other in (("undo", step.undo), ("on_cancel", step.on_cancel)):
+            for option, other in (
+                ("undo", step.undo),
+                ("on_cancel", step.on_cancel),
+                ("on_failure", step.on_failure),
+            ):
                 if other == step.name:
                     raise OptionError(
                         f"{option}= of step '{step.name}' is the step itself", "name another step"

@@ -240,6 +240,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """File, line and function of the frames, the innermost last; no values of variables."""
     attempt: int = 0
     """The attempt that failed, counted from 0."""
+    step: str = ""
+    """The step that failed."""
 
 
 class Compensation(msgspec.Struct, frozen=True, kw_only=True):

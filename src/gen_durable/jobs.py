@@ -20,7 +20,7 @@ from .definition import Definition, MachineDef, Pool, StepDef, definition_of
 from .errors import OptionError, StateTypeError, StepSignatureError, UsageError
 from .machine import check_lease, check_options, check_pool, check_retry, check_storable, check_timeout
 from .outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
-from .refs import Insertable
+from .refs import Insertable, KeyOption, checked_defaults
 from .retry import Backoff, backoff
 
 __all__ = ["STEP", "Job", "JobFunction", "job"]
@@ -38,6 +38,9 @@ _OPTIONS: Final = (
     "pool",
     "dead_letter",
     "keep",
+    "priority",
+    "concurrency_key",
+    "rate_limit",
 )
 
 Q = ParamSpec("Q")
@@ -67,7 +70,7 @@ class Job(Definition[StateT, ResultT]):
     def handle(self, error: Exception, ctx: Context[Any]) -> Outcome[Any] | Awaitable[Outcome[Any]]:
         """Retry by the policy of the job, then fail. Workers call it when the function raised."""
         policy = self.__definition__.steps[STEP].retry or backoff
-        if ctx.attempt + 1 < (ctx.max_attempts or policy.max_attempts):
+        if policy.retries(error) and ctx.attempt + 1 < (ctx.max_attempts or policy.max_attempts):
             return Retry(policy(ctx.attempt))
         return Stop(error)
 
@@ -120,6 +123,9 @@ def job(
     pool: Pool = "thread",
     dead_letter: str | Insertable[Any, Any] | None = None,
     keep: bool = True,
+    priority: int | None = None,
+    concurrency_key: KeyOption | None = None,
+    rate_limit: KeyOption | None = None,
     **unknown: Never,
 ) -> _JobDecorator:
     """Make a function a job. It takes `()`, `(payload)` or `(payload, ctx)` and returns the result.
@@ -140,13 +146,18 @@ def job(
         version: an instance keeps its version for life.
         queue: the queue of its instances, unless an insert names another one.
         max_attempts: maximum number of executions, the first included; overrides `retry.max_attempts`.
-        retry: the retry policy; default: 3 executions, 1 s exponential back-off.
+        retry: the retry policy; default: 3 executions, 1 s exponential back-off. Its `on` and `never` say which
+            exceptions are retried.
         lease: how long an execution keeps its lease without a heartbeat; default: `settings.lease`.
         timeout: how long an execution may run; see `step`.
         pool: where a plain `def` runs: `"thread"`, or `"process"` for CPU-bound work.
         dead_letter: a job that is inserted, with payload and error, in the transaction that fails this one.
         keep: `False` deletes an instance when it is done, with its history; by default it is kept for
             `settings.retention_done`. Failed and cancelled instances are always kept.
+        priority: the priority of inserts that do not give one; smaller numbers run earlier. Default: 0.
+        concurrency_key: the concurrency key of inserts that do not give one: a key, or a function of the payload, such
+            as `lambda invoice: ("tenant", invoice.tenant)`.
+        rate_limit: the same for the rate limit.
         unknown: none; any other option raises `OptionError` with a hint.
 
     Raises:
@@ -164,6 +175,9 @@ def job(
     check_timeout(timeout, where)
     policy = retry if max_attempts is None else msgspec.structs.replace(retry, max_attempts=max_attempts)
     letters = _dead_letter(dead_letter, name)
+    defaults = checked_defaults(
+        where, priority=priority, concurrency_key=concurrency_key, rate_limit=rate_limit
+    )
 
     def decorate(function: Any) -> JobFunction[Any, Any, Any, Any]:
         # A job may be defined in a function, next to its types.
@@ -194,6 +208,8 @@ def job(
             location=f"{function.__module__}.{function.__qualname__}",
             dead_letter=letters,
             keep=keep,
+            is_job=True,
+            defaults=defaults,
         )
         return JobFunction(function, definition)
 

@@ -37,7 +37,8 @@ from .errors import (
     StateTypeError,
     StepSignatureError,
 )
-from .outcome import Done, Outcome, Retry, Stop
+from .outcome import Done, Next, Outcome, Retry, Stop
+from .refs import KeyOption, checked_defaults
 from .retry import Backoff
 from .signals import Signal
 
@@ -83,7 +84,8 @@ class Machine(Definition[StateT, ResultT]):
     object of the class for all instances. That object may hold dependencies that `__init__` was given, but no data of
     an instance.
 
-    Options of the class statement: `name`, `version`, `queue`, `retry`, `lease`, `keep`; see `__init_subclass__`.
+    Options of the class statement: `name`, `version`, `queue`, `retry`, `lease`, `keep`, `priority`, `max_attempts`,
+    `concurrency_key`, `rate_limit`; see `__init_subclass__`.
 
     Raises:
         DefinitionError: the definition is invalid; raised when the class is defined.
@@ -94,6 +96,10 @@ class Machine(Definition[StateT, ResultT]):
         "retry": None,
         "lease": None,
         "keep": True,
+        "priority": None,
+        "max_attempts": None,
+        "concurrency_key": None,
+        "rate_limit": None,
     }
 
     if not TYPE_CHECKING:
@@ -113,9 +119,17 @@ class Machine(Definition[StateT, ResultT]):
         retry: Backoff | None = None,
         lease: timedelta | None = None,
         keep: bool | None = None,
+        priority: int | None = None,
+        max_attempts: int | None = None,
+        concurrency_key: KeyOption | None = None,
+        rate_limit: KeyOption | None = None,
         **unknown: Never,
     ) -> None:
-        """Read the options of a class. Subclasses inherit queue, retry, lease and keep, but not name and version.
+        """Read the options of a class. Subclasses inherit all of them except name and version.
+
+        `priority`, `max_attempts`, `concurrency_key` and `rate_limit` apply to every insert that does not give its own:
+        by clients, as children, by schedules, by SQL and by the command line. A function of the state runs where the
+        instance is inserted; producers without code have to give the key.
 
         Args:
             name: the name in the database; default: the name of the class.
@@ -126,6 +140,11 @@ class Machine(Definition[StateT, ResultT]):
             lease: how long an execution keeps its lease without a heartbeat; default: `settings.lease`.
             keep: `False` deletes an instance when it is done, with its history; default: it is kept for
                 `settings.retention_done`. Failed and cancelled instances are always kept.
+            priority: smaller numbers run earlier; default: 0.
+            max_attempts: maximum number of executions of a step with a retry policy, which it overrides.
+            concurrency_key: one instance with this key executes at a time, or as many as its limit allows. A key, or a
+                function of the state: `lambda order: ("tenant", order.tenant)`.
+            rate_limit: the rate limit of the first start, as a key or a function of the state.
             unknown: none; any other option raises `OptionError` with a hint.
 
         Raises:
@@ -135,19 +154,30 @@ class Machine(Definition[StateT, ResultT]):
         check_options(unknown, "machine", f"machine '{cls.__name__}'", _MACHINE_OPTIONS)
         check_retry(retry, f"machine '{cls.__name__}'")
         check_lease(lease, f"machine '{cls.__name__}'")
-        given = {"queue": queue, "retry": retry, "lease": lease, "keep": keep}
+        given = {
+            "queue": queue,
+            "retry": retry,
+            "lease": lease,
+            "keep": keep,
+            "priority": priority,
+            "max_attempts": max_attempts,
+            "concurrency_key": concurrency_key,
+            "rate_limit": rate_limit,
+        }
         cls.__options__ = {
             **cls.__options__,
             **{key: value for key, value in given.items() if value is not None},
         }
         _define(cls, cls.__name__ if name is None else name, version)
 
-    # Any: an override may be plain or async, and either may end in `return super().handle(error, ctx)`.
-    def handle(self, error: Exception, ctx: Context[StateT]) -> Any:
+    # `| Any`: type checkers accept an `async def` as override, and `return super().handle(error, ctx)` in both forms.
+    def handle(self, error: Exception, ctx: Context[StateT]) -> Outcome[Any] | Any:
         """Decide the outcome after a step raised. An override may be `def` or `async def`.
 
-        The default retries the step by its `retry=`, or that of the machine, and then returns `Stop(error)`. It is not
-        called when a worker process dies: the step then runs again.
+        The default retries the step by its `retry=`, or that of the machine. An exception that is not retried, or not
+        any more, leads to the step's `on_failure=`, or to `Stop(error)`. An override replaces all of this; it returns
+        `super().handle(error, ctx)`, without `await`, for exceptions that it leaves to the default. It is not called
+        when a worker process dies: the step then runs again.
 
             async def handle(self, error: Exception, ctx: Context[Order]) -> Outcome:
                 if isinstance(error, CardDeclined):
@@ -163,12 +193,19 @@ class Machine(Definition[StateT, ResultT]):
         """
         step = self.__definition__.steps.get(ctx.step)  # the step of a stored row may have been removed
         retry = step.retry if step else None
-        if retry is not None and ctx.attempt + 1 < (ctx.max_attempts or retry.max_attempts):
+        if (
+            retry is not None
+            and retry.retries(error)
+            and ctx.attempt + 1 < (ctx.max_attempts or retry.max_attempts)
+        ):
             return Retry(retry(ctx.attempt))
+        if step is not None and step.on_failure is not None:
+            return Next(step.on_failure)
         return Stop(error)
 
 
-_MACHINE_OPTIONS: Final = ("name", "version", "queue", "retry", "lease", "keep")
+_DEFAULTS: Final = ("priority", "max_attempts", "concurrency_key", "rate_limit")
+_MACHINE_OPTIONS: Final = ("name", "version", "queue", "retry", "lease", "keep", *_DEFAULTS)
 _STEP_OPTIONS: Final = (
     "initial",
     "retry",
@@ -180,6 +217,7 @@ _STEP_OPTIONS: Final = (
     "was",
     "undo",
     "on_cancel",
+    "on_failure",
 )
 
 
@@ -218,6 +256,7 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
     was: tuple[str, ...]
     undo: str | None
     on_cancel: str | None
+    on_failure: str | None
 
     def __init__(
         self,
@@ -233,6 +272,7 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
         was: tuple[str, ...] = (),
         undo: str | None = None,
         on_cancel: str | None = None,
+        on_failure: str | None = None,
     ) -> None:
         self.name = function.__name__
         self.function = function
@@ -246,6 +286,7 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
         self.was = was
         self.undo = undo
         self.on_cancel = on_cancel
+        self.on_failure = on_failure
         self.__doc__ = function.__doc__
 
     # Type checkers report a step whose Context[Other] does not match the state of the machine.
@@ -286,6 +327,7 @@ def step(
     was: str | Iterable[str] = (),
     undo: StepRef[Any] | str | None = None,
     on_cancel: StepRef[Any] | str | None = None,
+    on_failure: StepRef[Any] | str | None = None,
 ) -> _StepDecorator: ...
 def step(
     function: Any = None,
@@ -301,6 +343,7 @@ def step(
     was: str | Iterable[str] = (),
     undo: StepRef[Any] | str | None = None,
     on_cancel: StepRef[Any] | str | None = None,
+    on_failure: StepRef[Any] | str | None = None,
     **unknown: Any,
 ) -> Any:
     """Make a method a step of its machine: `@step`, or with options `@step(retry=Backoff(max_attempts=5))`.
@@ -331,6 +374,9 @@ def step(
             step is an ordinary step; it ends with `Done()`.
         on_cancel: the step, or its name, that runs instead when the instance is cancelled at this step. Its outcome
             decides how the instance goes on.
+        on_failure: the step to continue with when this one has failed for good, as a reference or by name: its
+            exception is not retried, or not any more, or its process died too often. `ctx.failure` of that step has
+            the error. By default the instance fails. A step that returns `Stop` ends the instance all the same.
 
     Raises:
         DefinitionError: the function cannot be a step, or an option is invalid.
@@ -363,6 +409,7 @@ def step(
             was=former,
             undo=_other_step(undo, "undo", function.__qualname__),
             on_cancel=_other_step(on_cancel, "on_cancel", function.__qualname__),
+            on_failure=_other_step(on_failure, "on_failure", function.__qualname__),
         )
 
     if function is None:
@@ -462,6 +509,7 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
         version=version,
         queue=cls.__options__["queue"],
         keep=cls.__options__["keep"],
+        defaults=checked_defaults(f"machine '{name}'", **{each: cls.__options__[each] for each in _DEFAULTS}),
         steps={
             item.name: StepDef(
                 name=item.name,
@@ -477,6 +525,7 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
                 was=item.was,
                 undo=item.undo,
                 on_cancel=item.on_cancel,
+                on_failure=item.on_failure,
             )
             for item in steps.values()
         },

@@ -1,16 +1,17 @@
 """The six outcomes of a step.
 
-| outcome                           | effect on the instance                         | attempt | consumes        |
-|-----------------------------------|------------------------------------------------|---------|-----------------|
-| `Next(step)`                      | continues with `step`                          | 0       | `ctx.awaited`   |
-| `Retry(delay)`                    | runs this step again after `delay`             | + 1     | nothing         |
-| `Await(*signals, then=step)`      | waits for a signal, then runs `step`           | 0       | nothing         |
-| `ScheduleChildren(…, then=step)`  | waits until its new children end, then `step`  | 0       | `ctx.awaited`   |
-| `Done(result)`                    | ends as done                                   | 0       | the whole inbox |
-| `Stop(reason)`                    | ends as failed                                 | 0       | the whole inbox |
+| outcome                           | effect on the instance                         | attempt   | consumes        |
+|-----------------------------------|------------------------------------------------|-----------|-----------------|
+| `Next(step)`                      | continues with `step`                          | 0         | `ctx.awaited`   |
+| `Retry(delay)`                    | runs this step again after `delay`             | + 1       | nothing         |
+| `Await(*signals, then=step)`      | waits for a signal, then runs `step`           | 0         | nothing         |
+| `ScheduleChildren(…, then=step)`  | waits until its new children end, then `step`  | 0         | `ctx.awaited`   |
+| `Done(result)`                    | ends as done                                   | unchanged | the whole inbox |
+| `Stop(reason)`                    | ends as failed                                 | unchanged | the whole inbox |
 
 Outcomes are plain values: a test makes and compares them without a database. `Next(self.ship) == Next("ship")`.
-An outcome commits its `state=`; without it, `ctx.state` as the step left it.
+An outcome commits its `state=`; without it, `ctx.state` as the step left it. `Done` and `Stop` have no `state=`; they
+do not write a state that the step has not changed. A job never changes its payload.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypedDict, Unpack, overload
@@ -20,8 +21,8 @@ from ._checks import (
 )
 from ._dictionary import did_you_mean
 from ._typing import ResultT, StateT
-from .definition import Definition, MachineDef, StepRef, definition_of, step_name
-from .errors import KeyTakenError, UnknownStepError, UsageError
+from .definition import NO_DEFAULTS, Defaults, Definition, MachineDef, StepRef, definition_of, step_name
+from .errors import KeyTakenError, OptionError, UnknownStepError, UsageError
 from .instance import LIVE_STATUSES, Instance, Status
 
 __all__ = [
@@ -33,11 +34,14 @@ __all__ = [
     "Insertable",
     "Inserted",
     "Key",
+    "KeyOption",
     "KeyTaken",
     "Ref",
     "Spec",
     "Target",
+    "checked_defaults",
     "checked_weight",
+    "computed_key",
     "insert_values",
     "key_text",
     "target_value",
@@ -48,6 +52,9 @@ Key: TypeAlias = str | tuple[str, str | int]
 
 Every key argument takes both forms. On the command line and in SQL a key is text: `tenant:7`.
 """
+
+KeyOption: TypeAlias = Key | Callable[[Any], Key | None]
+"""The default key of a machine or job: a key, or a function of the state that returns a key, or `None` for none."""
 
 Insertable: TypeAlias = type[Definition[StateT, ResultT]] | Definition[StateT, ResultT]
 """A machine class, an object of one, or a job."""
@@ -61,7 +68,7 @@ class InsertOptions(TypedDict, total=False):
     queue: str
     """Use this queue instead of the queue of the machine."""
     priority: int
-    """Smaller numbers run earlier, -32768 to 32767; default: 0."""
+    """Smaller numbers run earlier, -32768 to 32767; default: that of the machine, or 0."""
     eligible_at: datetime
     """Do not run before this time; it must have a time zone."""
     schedule_at: datetime
@@ -77,9 +84,15 @@ class InsertOptions(TypedDict, total=False):
     unique_scope: Iterable[Status]
     """The statuses in which the unique key is occupied; default: all. Empty: never."""
     concurrency_key: Key
-    """One instance with this key executes at a time, or as many as the `ConcurrencyLimit` of its name allows."""
+    """One instance with this key executes at a time, or as many as the `ConcurrencyLimit` of its name allows.
+
+    Default: that of the machine, or none.
+    """
     rate_limit: Key
-    """The rate limit of the first start: a name, or a name and a partition. Each partition has its own bucket."""
+    """The rate limit of the first start: a name, or a name and a partition. Each partition has its own bucket.
+
+    Default: that of the machine, or none.
+    """
     weight: int
     """How many tokens of the rate limit the first start takes; default: 1."""
     idempotency_key: Key
@@ -88,7 +101,10 @@ class InsertOptions(TypedDict, total=False):
     Repeating a request returns the first instance.
     """
     max_attempts: int
-    """Maximum number of executions of a step, the first included; overrides `max_attempts` of its retry policy."""
+    """Maximum number of executions of a step, the first included; overrides `max_attempts` of its retry policy.
+
+    Default: that of the machine, or none.
+    """
     traceparent: str
     """W3C trace context of its spans; default: the trace of the caller, if tracing is on."""
 
@@ -115,7 +131,8 @@ class InsertValues(msgspec.Struct, frozen=True, kw_only=True):
 
 def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertValues:
     """Check the options of an insert and fill in defaults."""
-    if not options:
+    defaults = definition.defaults
+    if not options and defaults is NO_DEFAULTS:
         return InsertValues(step=definition.initial, queue=definition.queue)
     given = {option: _check_of(option)(value) for option, value in options.items()}
     step = definition.initial
@@ -135,19 +152,71 @@ def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertV
     return InsertValues(
         step=step,
         queue=given.get("queue", definition.queue),
-        priority=given.get("priority", 0),
+        priority=given.get("priority", defaults.priority),
         eligible_at=moment,
         delay=given.get("schedule_in") if moment is None else None,
         correlation_key=given.get("correlation_key"),
         correlation_scope=_scope_of("correlation", given, LIVE_STATUSES),
         unique_key=given.get("unique_key"),
         unique_scope=_scope_of("unique", given, tuple(Status)),
-        concurrency_key=given.get("concurrency_key"),
-        max_attempts=given.get("max_attempts"),
+        concurrency_key=given.get("concurrency_key", _static(defaults.concurrency_key)),
+        max_attempts=given.get("max_attempts", defaults.max_attempts),
         traceparent=given.get("traceparent"),
-        rate_limit=given.get("rate_limit"),
-        weight=checked_weight(given.get("weight"), given.get("rate_limit")),
+        rate_limit=given.get("rate_limit", _static(defaults.rate_limit)),
+        weight=checked_weight(given.get("weight"), given.get("rate_limit", defaults.rate_limit)),
     )
+
+
+def checked_defaults(
+    where: str,
+    *,
+    priority: int | None = None,
+    max_attempts: int | None = None,
+    concurrency_key: KeyOption | None = None,
+    rate_limit: KeyOption | None = None,
+) -> Defaults:
+    """Check the defaults of a machine or job for inserts. All `None`: `NO_DEFAULTS`."""
+    if priority is None and max_attempts is None and concurrency_key is None and rate_limit is None:
+        return NO_DEFAULTS
+    try:
+        return Defaults(
+            priority=0 if priority is None else _CHECKS["priority"](priority),
+            max_attempts=None if max_attempts is None else _CHECKS["max_attempts"](max_attempts),
+            concurrency_key=_checked_option(concurrency_key, "concurrency_key"),
+            rate_limit=_checked_option(rate_limit, "rate_limit"),
+        )
+    except UsageError as error:
+        raise OptionError(f"{where}: {error.problem}", error.advice) from None
+
+
+def computed_key(function: Callable[[Any], Any], state: object, what: str, machine: str) -> str | None:
+    """Call the function that a machine or job has as a default key."""
+    try:
+        key = function(state)
+    except Exception as error:
+        error.add_note(f"Raised by {what}= of '{machine}', which computes it from the state of an insert.")
+        raise
+    return None if key is None else key_text(key, f"{what} of '{machine}'")
+
+
+def _static(default: str | Callable[[Any], Any] | None) -> str | None:
+    return default if isinstance(default, str) else None
+
+
+def _checked_option(given: KeyOption | None, what: str) -> str | Callable[[Any], Any] | None:
+    if given is None or not callable(given):
+        return None if given is None else key_text(given, what)
+    if inspect.iscoroutinefunction(given):
+        raise UsageError(f"{what} is an async function", "give a plain function of the state")
+    try:
+        inspect.signature(given).bind(None)
+    except TypeError:
+        raise UsageError(
+            f"{what} is a function that does not take one argument", "give a function of the state"
+        ) from None
+    except ValueError:
+        pass  # a builtin without a signature
+    return given
 
 
 def key_text(key: Key, what: str = "concurrency_key") -> str:
@@ -167,7 +236,7 @@ def key_text(key: Key, what: str = "concurrency_key") -> str:
     return checked_key(f"{name}:{partition}", what)
 
 
-def checked_weight(weight: int | None, rate_limit: str | None) -> int | None:
+def checked_weight(weight: int | None, rate_limit: object) -> int | None:
     """Check the number of tokens that a start takes."""
     if weight is None:
         return None

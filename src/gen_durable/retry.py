@@ -1,9 +1,10 @@
-"""`Backoff`: how often a step is executed, and the delays between attempts."""
+"""`Backoff`: which exceptions are retried, how often, and the delays between attempts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -22,8 +23,12 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     """A retry policy with exponential back-off: the delay is `min(cap, base * factor ** attempt)` plus random jitter.
 
         @step(retry=Backoff(max_attempts=5, base=timedelta(seconds=10)))
+        @step(retry=Backoff(on=(TimeoutError, ConnectionError), never=CardDeclined))
 
     Calling it returns a delay, so a `handle` of your own can use it: `Retry(policy(ctx.attempt))`.
+
+    `on` and `never` take an exception class or a tuple of classes, as `except` does. An exception group, for example of
+    `asyncio.TaskGroup`, is retried if every exception in it is.
 
     Raises:
         OptionError: a value is out of range.
@@ -39,6 +44,10 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     """By how much each delay is longer than the one before, 1 to 100."""
     jitter: float = 0.5
     """Random share of the delay that is added, 0 to 1. It spreads retries that failed at the same time."""
+    on: type[Exception] | tuple[type[Exception], ...] = Exception
+    """Retry only these exceptions; default: all."""
+    never: type[Exception] | tuple[type[Exception], ...] = ()
+    """Do not retry these exceptions, even if they match `on`."""
 
     def __post_init__(self) -> None:
         if type(self.max_attempts) is not int or self.max_attempts < 1:
@@ -54,6 +63,10 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
             raise OptionError(f"factor of this Backoff is {self.factor!r}", f"give 1 to {_MAX_FACTOR}")
         if not 0 <= self.jitter <= 1:
             raise OptionError(f"jitter of this Backoff is {self.jitter!r}", "give 0 to 1")
+        _check_classes(self.on, "on")
+        _check_classes(self.never, "never")
+        if self.on == ():
+            raise OptionError("on of this Backoff is empty", "name at least one exception class")
 
     def __call__(self, attempt: int) -> timedelta:
         """Return the delay after attempt number `attempt`, counted from 0, with random jitter."""
@@ -66,6 +79,25 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
                 jitter=(1, 1 + self.jitter),
             )
         )
+
+    def retries(self, error: BaseException) -> bool:
+        """Whether the policy retries this exception, as long as it has attempts left."""
+        return not _matches(error, self.never, any) and _matches(error, self.on, all)
+
+
+def _matches(error: BaseException, classes: Any, quantifier: Callable[[Iterable[bool]], bool]) -> bool:
+    if isinstance(error, BaseExceptionGroup) and not isinstance(error, classes):
+        return quantifier(_matches(inner, classes, quantifier) for inner in error.exceptions)
+    return isinstance(error, classes)
+
+
+def _check_classes(given: object, name: str) -> None:
+    for one in given if isinstance(given, tuple) else (given,):
+        if not (isinstance(one, type) and issubclass(one, Exception)):
+            raise OptionError(
+                f"{name} of this Backoff contains {one!r}, which is not an exception class",
+                "give a subclass of Exception, or a tuple of them",
+            )
 
 
 backoff: Final = Backoff()

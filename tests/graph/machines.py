@@ -145,7 +145,7 @@ class Every(Machine[Order, int], retry=Backoff(max_attempts=5)):
         """Repair what can be repaired."""
         if isinstance(error, ValueError):
             return Next(self.poll)
-        return super().handle(error, ctx)  # type: ignore[no-any-return]
+        return super().handle(error, ctx)
 
 
 class Base(Machine[Order, int]):

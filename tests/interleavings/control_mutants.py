@@ -24,7 +24,7 @@ _SET = Statement(
     "update gen_durable.gen_durable g set children_pending = :pending::int, status ="
     " case when :pending::int = 0 then 'runnable'::gen_durable.durable_status else g.status end where g.id = 1",
 )
-_CANCELLED = "case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status"
+_JUDGED_CANCELLED = "case when orphaned.is_cancelled then 'cancelled' when"
 _STATUS = "set status = case when g.cancel_requested_at is null then o.status else 'cancelled' end"
 _LOCK_TARGETS = (
     "perform from gen_durable.gen_durable g where g.id = any (target_ids)"
@@ -207,16 +207,7 @@ CANCELS = [
         scenario=cancels.cancel_and_reap(),
         reason="an acknowledged cancel did not win",
         changes=[
-            Change(
-                "reap",
-                f"set status = {_CANCELLED}",
-                "set status = case when false then 'failed'::gen_durable.durable_status",
-            ),
-            Change(
-                "reap",
-                "case when g.cancel_requested_at is not null or g.crash_count",
-                "case when g.crash_count",
-            ),
+            Change("reap", _JUDGED_CANCELLED, "case when"),
         ],
     ),
     Mutant(
@@ -224,12 +215,14 @@ CANCELS = [
         scenario=cancels.cancel_and_reap(crash_count=CRASH_LIMIT - 1),
         reason="failed after its cancel was acknowledged",
         changes=[
-            Change(
-                "reap",
-                f"set status = {_CANCELLED}",
-                "set status = case when false then 'failed'::gen_durable.durable_status",
-            )
+            Change("reap", _JUDGED_CANCELLED, "case when"),
         ],
+    ),
+    Mutant(
+        name="the reaper moves the cancelled to on_failure",
+        scenario=cancels.cancel_and_reap(crash_count=CRASH_LIMIT - 1, on_failure="t"),
+        reason="an acknowledged cancel did not win",
+        changes=[Change("reap", _JUDGED_CANCELLED, "case when")],
     ),
     Mutant(
         name="force asks, too",

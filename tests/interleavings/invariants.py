@@ -77,6 +77,7 @@ def check_audit(before: World, after: World) -> None:
             event["data"]["step_seq"]
             for event in events
             if event["event"] in ("succeeded", "edited")
+            or (event["event"] == "crashed" and "to" in event["data"])
             or (event["event"] == "failed" and "poison" not in event["data"].values())
         ]
         new = list(range((had["step_seq"] if had else 0) + 1, row["step_seq"] + 1))

@@ -341,6 +341,30 @@ GUARDS = [
         changes=[Change("reap_execution", "g.lease_token = $2::bigint", "$2::bigint is not null")],
     ),
     Mutant(
+        name="a step after too many crashes has the number of the crashed one",
+        scenario=leases.move_commit_and_pick("retry"),
+        reason="step_seq differs from the acknowledged commits",
+        changes=[Change("reap", "step_seq = g.step_seq + (judged.verdict = 'moved')::int,", "")],
+    ),
+    Mutant(
+        name="the lost execution commits after its row was moved",
+        scenario=leases.move_commit_and_pick("next"),
+        reason='error: duplicate key value violates unique constraint "executions_commit"',
+        changes=[Change("commit_plain", _GUARD, _BY_ID)],
+    ),
+    Mutant(
+        name="crashes of the step before count for the next one",
+        scenario=leases.move_commit_and_pick("retry"),
+        reason="the next step starts with the crashes of the one before",
+        changes=[
+            Change(
+                "reap",
+                "crash_count = case when judged.verdict = 'moved' then 0 else",
+                "crash_count = case when false then 0 else",
+            )
+        ],
+    ),
+    Mutant(
         name="outcome guarded by the id alone",
         scenario=leases.zombie("next"),
         reason="outcome and reaper both won",
@@ -424,7 +448,7 @@ GUARDS = [
         name="the record of a reaped execution is from before the lock",
         scenario=leases.commit_and_reap("continue"),
         reason="executions are not numbered in order",
-        changes=[Change("reap", "orphaned.step_seq, orphaned.execution,", "0 as step_seq, 1 as execution,")],
+        changes=[Change("reap", "judged.step_seq, judged.execution,", "0 as step_seq, 1 as execution,")],
     ),
     Mutant(
         name="the beginning of a step is recorded for the next one",

@@ -13,6 +13,7 @@ import msgspec
 from gen_durable._core.model import CommitEntry, Committed
 from gen_durable._db import commit as commits
 from gen_durable._db.failures import StatementError
+from gen_durable._db.lease import Reaped
 from gen_durable._db.plan import Call, Plan, Script
 from gen_durable._db.pool import _Transaction
 from gen_durable._db.runner import from_asyncpg
@@ -249,7 +250,7 @@ def commit_plain(entries: list[CommitEntry]) -> Plan[Flushed]:
 
 
 def transitions(sessions: Iterable[Session]) -> Counter[int]:
-    """The acknowledged transitions per instance: outcomes and edits."""
+    """The acknowledged transitions per instance: outcomes, edits, and moves by the reaper."""
     results = [result for session in sessions for result in session.results]
     made = Counter(
         result.id for result in results if isinstance(result, EditAnswer) and result.refusal is None
@@ -261,6 +262,7 @@ def transitions(sessions: Iterable[Session]) -> Counter[int]:
         for entry in result.committed()
         if entry.kind not in ("retry", "release", "rejoin", "defer")
     )
+    made.update(id for result in results if isinstance(result, Reaped) for id in result.moved)
     return made
 
 

@@ -177,6 +177,11 @@ def event(id: int, instance_id: int, **columns: Any) -> str:
     return _insert("outbox", {**row, "subject": "x", "data": "null", "next_at": PAST, **columns})
 
 
+def machine(**columns: Any) -> str:
+    """The registration of machine F."""
+    return _insert("machines", {"fsm": "F", "fsm_version": 1, "initial_step": "s", "queue": QUEUE, **columns})
+
+
 def unserved(fsm: str) -> str:
     """A machine that no worker has run for an hour."""
     return _insert("unserved", {"fsm": fsm, "fsm_version": 1, "queue": QUEUE, "since": -FUTURE})

@@ -33,7 +33,7 @@ async def on_the_loop(token: str) -> None:
 
 
 @pytest.mark.clause("JOB-15")
-async def test_error_has_type_message_traceback_and_attempt(durable_dsn: str, db: Any) -> None:
+async def test_error_has_type_message_traceback_attempt_and_step(durable_dsn: str, db: Any) -> None:
     async with Worker([plain, on_the_loop], dsn=durable_dsn, settings=CALM) as worker:
         refs = [await worker.insert(each, "12345", max_attempts=1) for each in (plain, on_the_loop)]
         ended = [await worker.wait(ref, timeout=PATIENCE) for ref in refs]
@@ -41,7 +41,7 @@ async def test_error_has_type_message_traceback_and_attempt(durable_dsn: str, db
     for ref, name in zip(refs, ("plain", "on_the_loop"), strict=True):
         text = await db.fetchval("select error from gen_durable.gen_durable where id = $1", ref.id)
         error = json.loads(text)
-        assert set(error) == {"type", "message", "traceback", "attempt"}
+        assert set(error) == {"type", "message", "traceback", "attempt", "step"}
         assert (error["type"], error["message"], error["attempt"]) == (
             "ConnectionError",
             "the bank does not answer",
@@ -139,6 +139,7 @@ async def test_client_returns_the_error_as_a_value(durable_dsn: str) -> None:
         message="the bank does not answer",
         traceback=ended.error.traceback,
         attempt=0,
+        step="run",
     )
     assert ended.error.traceback[-1].endswith(" in bank")
 
@@ -177,7 +178,7 @@ def test_poisoned_and_rejected_jobs_have_an_error(durable_dsn: str, sql: SqlConn
         refused = durable.insert(number, 7)
         durable.drain()
         assert durable.assert_failed(poisoned).error == Failure(
-            type="Poison", message="the process died 1 times in step run", attempt=0
+            type="Poison", message="the process died 1 times in step run", attempt=0, step="run"
         )
         error = durable.assert_failed(refused).error
     assert error is not None

@@ -70,7 +70,7 @@ async def test_reaper_requeues_orphaned_executions(explainer: Explainer) -> None
     )
     assert sorted(reaped.ids) == sorted(reaped.capped) == sorted(dead)
     check(joined, {"gen_durable_pkey"}, blocks=40 + 20 * 100)
-    check(found, {"gen_durable_lease", "gen_durable_pkey"}, blocks=2 * 4000 + 40 * 300)
+    check(found, {"gen_durable_lease", "gen_durable_pkey", "machines_pkey"}, blocks=2 * 4000 + 40 * 300)
     check(letters, {"gen_durable_pkey", "machines_pkey"}, blocks=30 * 300)
     check(ungated, UNGATE, blocks=60 * 100)
 

@@ -99,7 +99,11 @@ class Delivery(Machine[Parcel, Label | Refund], version=2, queue="parcels", retr
             return Await("by name", then="send", deadline=datetime(2030, 1, 1, tzinfo=UTC))
         return Await(self.payment, self.withdrawn, then=self.send, timeout=timedelta(days=1))
 
-    @step(retry=Backoff(max_attempts=1), to=["refund"])
+    @step(
+        retry=Backoff(max_attempts=1, on=TimeoutError, never=(KeyError, IndexError)),
+        to=["refund"],
+        on_failure="refund",
+    )
     def send(self, ctx: Context[Parcel]) -> Outcome[Label]:
         payment = ctx.awaited.get(self.payment)
         assert_type(payment, Payment | None)
@@ -133,8 +137,32 @@ class Open(Machine[Parcel]):
     async def only(self, ctx: Context[Parcel]) -> Outcome:
         return Done()
 
+    @step(on_failure=only)
+    async def other(self, ctx: Context[Parcel]) -> Outcome:
+        assert_type(ctx.failure, Failure | None)
+        return Done()
+
     def handle(self, error: Exception, ctx: Context[Parcel]) -> Outcome:
         return Stop(error) if ctx.attempt > 3 else super().handle(error, ctx)
+
+
+class Deferring(
+    Machine[Parcel, Label],
+    priority=5,
+    max_attempts=3,
+    concurrency_key=lambda parcel: ("tenant", parcel.number),
+    rate_limit="scales",
+):
+    """A typed handler may be async and leave the rest to the default."""
+
+    @step
+    async def only(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        return Stop("")
+
+    async def handle(self, error: Exception, ctx: Context[Parcel]) -> Outcome[Label]:
+        if isinstance(error, ValueError):
+            return Next(self.only)
+        return super().handle(error, ctx)
 
 
 class Bare(Machine):
@@ -248,7 +276,16 @@ class Fleet(Machine[list[int], int]):
         return Done(len(ctx.children))
 
 
-@job("shop.weigh.v1", queue="scales", max_attempts=5, retry=Backoff(jitter=0), lease=timedelta(minutes=5))
+@job(
+    "shop.weigh.v1",
+    queue="scales",
+    max_attempts=5,
+    retry=Backoff(jitter=0, on=(TimeoutError,)),
+    lease=timedelta(minutes=5),
+    priority=1,
+    concurrency_key=lambda parcel: None,
+    rate_limit=("scales", 7),
+)
 async def weigh(parcel: Parcel, ctx: Context[Parcel]) -> Label:
     """A payload and a context, async."""
     assert_type(ctx.state, Parcel)

@@ -15,6 +15,7 @@ from sqlalchemy.ext import asyncio as async_sqlalchemy
 from gen_durable import (
     AsyncClient,
     Await,
+    Backoff,
     Client,
     Context,
     Discard,
@@ -180,6 +181,14 @@ class Delivery(Machine[Parcel, Label]):
         return Stop("")
 
     def helper(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        return Stop("")
+
+    @step(on_failure=helper)  # E: not a step
+    def failing(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        return Stop("")
+
+    @step(retry=Backoff(on="TimeoutError"))  # E: a name is not a class
+    def selective(self, ctx: Context[Parcel]) -> Outcome[Label]:
         return Stop("")
 
     def handle(self, error: Exception, ctx: Context[Other]) -> Outcome[Label]:  # E: another state

@@ -141,9 +141,9 @@ def test_foreign_word_has_one_meaning_per_place() -> None:
 def test_foreign_word_used_in_another_place_has_a_hint() -> None:
     with pytest.raises(
         gen_durable.DefinitionError,
-        match=r"machine 'M' has no option 'partition_key'; did you mean `insert\(…, concurrency_key=…\)`\?",
+        match=r"machine 'M' has no option 'workflow_id'; did you mean `insert\(…, correlation_key=…\)`\?",
     ):
-        define("partition_key")
+        define("workflow_id")
 
 
 def test_spelling_does_not_matter() -> None:

@@ -27,7 +27,7 @@ def caught(call: Any, *args: Any) -> BaseException:
 
 
 def facts(error: BaseException, attempt: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(failure_json(error, attempt))
+    found: dict[str, Any] = json.loads(failure_json(error, attempt, "charge"))
     return found
 
 
@@ -41,10 +41,10 @@ def outer(password: str) -> NoReturn:
     inner(hidden[0])
 
 
-def test_stored_error_has_type_message_traceback_attempt() -> None:
+def test_stored_error_has_type_message_traceback_attempt_and_step() -> None:
     error = caught(outer, "hunter2")
     found = facts(error, 4)
-    assert list(found) == ["type", "message", "traceback", "attempt"]
+    assert list(found) == ["type", "message", "traceback", "attempt", "step"]
     assert (found["type"], found["message"], found["attempt"]) == (
         "PermissionError",
         "[Errno 13] refused: 'the'",
@@ -55,7 +55,7 @@ def test_stored_error_has_type_message_traceback_attempt() -> None:
 
 
 def test_stored_error_has_no_local_variables() -> None:
-    assert "hunter2" not in failure_json(caught(outer, "hunter2"), 0)
+    assert "hunter2" not in failure_json(caught(outer, "hunter2"), 0, "charge")
 
 
 def places(error: BaseException) -> list[str]:
@@ -148,7 +148,7 @@ def test_recursion_error_is_stored() -> None:
 def test_characters_postgresql_rejects_are_escaped() -> None:
     space: dict[str, Any] = {}
     exec(compile("def fail(): raise ValueError('a\\0\\ud800')", "odd\ud800.py", "exec"), space)
-    text = failure_json(caught(space["fail"]), 0)
+    text = failure_json(caught(space["fail"]), 0, "charge")
     found = json.loads(text)
     assert found["message"] == r"a\x00\ud800"
     assert found["traceback"][-1] == r"odd\ud800.py:1 in fail"
@@ -175,4 +175,5 @@ def test_exception_whose_str_raises_is_shown_by_type() -> None:
         "message": "(str() of this exception raised)",
         "traceback": [],
         "attempt": 0,
+        "step": "charge",
     }

@@ -520,6 +520,12 @@ def test_one_signal_may_be_two_attributes() -> None:
         ({"version": "1"}, "the version of machine 'M' is of type str"),
         ({"queue": ""}, "the queue of machine 'M' is empty"),
         ({"retry": 3}, r"retry of machine 'M' is of type int; give a Backoff\(…\)"),
+        ({"priority": 2**15}, "machine 'M': the priority is 32768; give a number from -32768 to 32767"),
+        ({"max_attempts": 0}, "machine 'M': max_attempts is 0; give a number from 1"),
+        ({"concurrency_key": ""}, "machine 'M': concurrency_key is empty"),
+        ({"concurrency_key": lambda: "k"}, "concurrency_key is a function that does not take one argument"),
+        ({"rate_limit": ("a:b", 1)}, "the name in rate_limit contains ':'"),
+        ({"rate_limit": 7}, "rate_limit is of type int; give a str"),
     ],
 )
 def test_invalid_machine_option_is_rejected(options: dict[str, Any], message: str) -> None:
@@ -545,6 +551,65 @@ def test_invalid_retry_policy_is_rejected() -> None:
         class M(Machine):
             @step(retry=3)
             def s(self, ctx): ...
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("on", "TimeoutError", "on of this Backoff contains 'TimeoutError', which is not an exception class"),
+        ("on", (TimeoutError, int), "on of this Backoff contains <class 'int'>"),
+        ("on", [TimeoutError], "on of this Backoff contains"),
+        ("on", KeyboardInterrupt, "give a subclass of Exception, or a tuple of them"),
+        ("on", (), "on of this Backoff is empty; name at least one exception class"),
+        ("never", TimeoutError("x"), "never of this Backoff contains TimeoutError"),
+    ],
+)
+def test_retry_policy_takes_exception_classes(option: str, value: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Backoff(**{option: value})
+
+
+def test_retry_policy_selects_exceptions() -> None:
+    policy = Backoff(on=(OSError, LookupError), never=(ConnectionError, KeyError))
+    retried = [
+        TimeoutError(),
+        IndexError(),
+        FileNotFoundError(),
+        ExceptionGroup("", [OSError(), IndexError()]),
+    ]
+    refused = [ValueError(), ConnectionResetError(), KeyError(), ExceptionGroup("", [OSError(), KeyError()])]
+    assert [policy.retries(error) for error in retried] == [True] * 4
+    assert [policy.retries(error) for error in refused] == [False] * 4
+    assert Backoff().retries(ValueError())
+    assert Backoff(on=ExceptionGroup).retries(ExceptionGroup("", [ValueError()]))
+
+
+def test_invalid_on_failure_is_rejected() -> None:
+    expected = r"on_failure= of step 'a': machine 'M' has no step 'bb'; did you mean 'b'\?"
+    with pytest.raises(UnknownStepError, match=expected):
+
+        class M(Machine):
+            @step(on_failure="bb")
+            def a(self, ctx): ...
+
+            @step
+            def b(self, ctx): ...
+
+    with pytest.raises(OptionError, match="on_failure= of step 'a' is the step itself"):
+
+        class N(Machine):
+            @step(on_failure="a")
+            def a(self, ctx): ...
+
+    with pytest.raises(
+        OptionError, match=r"on_failure of step '.*P\.b' is of type function; give a method with @step"
+    ):
+
+        class P(Machine):
+            def a(self, ctx): ...
+
+            @step(on_failure=a)
+            def b(self, ctx): ...
 
 
 def test_unknown_declared_target_is_rejected() -> None:

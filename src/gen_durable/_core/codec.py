@@ -27,7 +27,7 @@ from .mappings import unknown_key
 from .measure import MAX_GROWTH, excess, outside_strings
 from .roundtrip import change, dump_model, inner_place, is_equal
 
-__all__ = ["MAX_DEPTH", "MAX_DIGITS", "convert", "decode", "encode"]
+__all__ = ["MAX_DEPTH", "MAX_DIGITS", "convert", "decode", "encode", "encode_if_changed"]
 
 MAX_DEPTH: Final = 100
 # numeric holds more, but then a few bytes of JSON ("1e100000") become a hundred kilobytes.
@@ -81,6 +81,22 @@ def encode(value: Any, type_: Any, what: str, limit: int) -> str:
     if not is_equal(found, value) and (problem := _change(value, found, raw, shape)):
         raise EncodeError(what, shape.name, problem)
     return raw.decode()
+
+
+def encode_if_changed(value: Any, type_: Any, stored: str, what: str, limit: int) -> str | None:
+    """Write a value as `encode` does; `None` if it is the value of the stored text.
+
+    jsonb orders keys and rewrites numbers, so the stored text is decoded and encoded again for the comparison. Texts
+    are compared, not values: `==` of a user's class may ignore fields.
+    """
+    try:
+        raw = _ENCODER.encode(value)
+        # A number or a text without escapes is stored as it is written here.
+        if raw == stored.encode() or raw == _ENCODER.encode(_shape(type_, what, EncodeError).decode(stored)):
+            return None
+    except _UNREADABLE:
+        pass  # `encode` says what is wrong with the value; if only the stored text is unreadable, the value replaces it
+    return encode(value, type_, what, limit)
 
 
 def convert(value: Any, type_: Any, what: str) -> Any:

@@ -18,8 +18,8 @@ _FRAMES: Final = 20
 _OURS: Final = f"{Path(__file__).parents[1]}{os.sep}"
 
 
-def failure_json(error: BaseException, attempt: int) -> str:
-    """Encode an exception for the column `error`: type, message, traceback, attempt."""
+def failure_json(error: BaseException, attempt: int, step: str) -> str:
+    """Encode an exception for the columns `error` and `failure`: type, message, traceback, attempt, step."""
     # Without frames of the engine; the innermost of the others.
     places = (
         f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
@@ -31,6 +31,7 @@ def failure_json(error: BaseException, attempt: int) -> str:
         "message": message_text(error),
         "traceback": [reason_text(place) for place in deque(places, _FRAMES)],
         "attempt": attempt,
+        "step": step,
     }
     return msgspec.json.encode(facts).decode()
 

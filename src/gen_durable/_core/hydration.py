@@ -80,6 +80,7 @@ def open_context(
         awaited=awaited,
         inbox=inbox,
         timed_out=execution.timed_out,
+        failure=None if execution.failure is None else _failure(execution.failure),
         children=_children(execution, registry, content, wait, is_strict=is_strict)
         if execution.children
         else _NO_CHILDREN,

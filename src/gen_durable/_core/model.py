@@ -198,6 +198,8 @@ class Execution(msgspec.Struct, frozen=True, gc=False):
     """The bucket that its start took tokens from."""
     has_children: bool = False
     """Whether its children have ended, so that the step joins them."""
+    failure: str | None = None
+    """The failure that led to this step, as JSON."""
     cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
 
     @property
@@ -240,6 +242,8 @@ class CommitEntry(msgspec.Struct, kw_only=True, gc=False):
     """The new state; of `done`, the result. `None` leaves the stored state unchanged."""
     version: int | None = None
     """The version of the new state, if it is not that of the stored one."""
+    state: str | None = None
+    """Of `done`: the new state, if the step has changed it."""
     error: str | None = None
     failure: str | None = None
     """The exception that led to this outcome, as JSON."""
@@ -296,6 +300,8 @@ class CommitEntry(msgspec.Struct, kw_only=True, gc=False):
     def size(self) -> int:
         """Its share of a transaction, in characters."""
         size = _ROW_OVERHEAD + len(self.payload or "")
+        if self.state is not None:
+            size += len(self.state)
         if self.letter is not None:
             size += len(self.letter.state)
         if self.events or self.children:

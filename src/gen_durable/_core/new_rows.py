@@ -8,11 +8,11 @@ from typing import Any, Final
 import msgspec
 
 from .._tracing import traceparent_of_insert
-from ..definition import MachineDef, definition_of
+from ..definition import NO_DEFAULTS, MachineDef, definition_of
 from ..errors import UsageError
 from ..events import MAX_EVENTS, Event
 from ..instance import Status
-from ..refs import AnySpec
+from ..refs import AnySpec, computed_key
 from .codec import convert, encode
 from .model import CommitEntry, DeadLetter, EventRow, Execution, NewInstance
 
@@ -26,24 +26,32 @@ def new_instance(spec: AnySpec, max_payload: int) -> NewInstance:
     """Encode a spec as the row to insert."""
     machine, values = definition_of(spec.definition), spec.values
     what = f"the state of {machine.name}"
+    state = convert(spec.state, machine.state_type, what)
+    text = encode(state, machine.state_type, what, max_payload)
+    key, rate_limit, defaults = values.concurrency_key, values.rate_limit, machine.defaults
+    if defaults is not NO_DEFAULTS:
+        if key is None and callable(defaults.concurrency_key):
+            key = computed_key(defaults.concurrency_key, state, "concurrency_key", machine.name)
+        if rate_limit is None and callable(defaults.rate_limit):
+            rate_limit = computed_key(defaults.rate_limit, state, "rate_limit", machine.name)
     return NewInstance(
         machine.name,
         machine.version,
         values.step,
-        encode(convert(spec.state, machine.state_type, what), machine.state_type, what, max_payload),
+        text,
         values.queue,
         values.priority,
         values.eligible_at,
         values.delay,
-        values.concurrency_key,
+        key,
         values.correlation_key,
         None if values.correlation_key is None else _scope(values.correlation_scope),
         values.unique_key,
         None if values.unique_key is None else _scope(values.unique_scope),
         values.max_attempts,
         values.traceparent or traceparent_of_insert(machine.name),
-        values.rate_limit,
-        values.weight,
+        rate_limit,
+        values.weight if rate_limit is not None else None,
     )
 
 

@@ -14,7 +14,7 @@ from ..definition import MachineDef
 from ..errors import OutcomeError, UnknownStepError, UsageError
 from ..events import Event
 from ..outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
-from .codec import decode, encode
+from .codec import decode, encode, encode_if_changed
 from .failures import failure_json
 from .model import CommitEntry, Execution, Kind
 from .new_rows import event_rows, new_instance
@@ -35,6 +35,7 @@ __all__ = [
     "release",
     "released",
     "settle",
+    "state_of_end",
     "undone",
 ]
 
@@ -125,7 +126,8 @@ def settle(
     """Build the commit entry for an outcome of an execution.
 
     Args:
-        state: `ctx.state` after the step, for an outcome without a state; or `STORED_STATE`.
+        state: `ctx.state` after the step, for an outcome without a state; or `STORED_STATE`. An end stores it only if
+            the step has changed it, and never for a job: its state is the payload of the caller.
         may_chain: keep the lease over a plain Next, so that the worker runs the next step at once.
         error: what the step raised, if the outcome is that of its handler.
         emitted: the events of `ctx.emit`.
@@ -138,7 +140,7 @@ def settle(
     entry = _entry(
         execution, machine, outcome, state, bounds, may_chain=may_chain, error=error, emitted=emitted
     )
-    if execution.version != machine.version and entry.payload is not None and entry.kind != "done":
+    if execution.version != machine.version and _writes_state(entry):
         entry.version = machine.version
     return entry
 
@@ -236,6 +238,9 @@ def _entry(
                 execution=execution,
                 kind="done",
                 payload=result,
+                state=_changed_state(state, execution, machine, bounds)
+                if not machine.is_job and (machine.keep or execution.parent_id is not None)
+                else None,
                 keep=machine.keep,
                 error=error,
                 effect=outcome.effect,
@@ -245,6 +250,7 @@ def _entry(
             return CommitEntry(
                 execution=execution,
                 kind="stop",
+                payload=_changed_state(state, execution, machine, bounds),
                 error=outcome.reason,
                 skips_undo=not outcome.undo,
                 effect=outcome.effect,
@@ -275,6 +281,12 @@ def outcome_of(entry: CommitEntry, machine: MachineDef) -> Outcome[Any]:
             return Stop(entry.error or entry.kind, undo=not entry.skips_undo)
 
 
+def state_of_end(entry: CommitEntry, machine: MachineDef, unchanged: Any) -> Any:
+    """Return the state that an instance ends with, for middleware around a step process."""
+    text = entry.state if entry.kind == "done" else entry.payload if entry.kind == "stop" else None
+    return unchanged if text is None else decode(text, machine.state_type, f"the state of {machine.name}")
+
+
 def release(execution: Execution) -> CommitEntry:
     """Return an unfinished execution to the queue. A shutdown costs neither an attempt nor the place in the queue."""
     return CommitEntry(execution=execution, kind="release")
@@ -302,6 +314,7 @@ def no_handler(execution: Execution) -> CommitEntry:
         "message": f"no worker of this namespace has machine '{execution.fsm}' version {execution.version}",
         "traceback": [],
         "attempt": execution.attempt,
+        "step": execution.step,
     }
     failure = msgspec.json.encode(facts).decode()
     return CommitEntry(
@@ -320,7 +333,7 @@ def refused(entry: CommitEntry, error: Exception) -> CommitEntry:
         entry,
         kind="stop",
         error=f"the database refused the outcome: {error}"[:2000],
-        failure=failure_json(error, entry.execution.attempt),
+        failure=failure_json(error, entry.execution.attempt, entry.execution.step),
         cause="refused",
         leaves_letter=True,
         is_refused=True,
@@ -331,7 +344,8 @@ def undone(entry: CommitEntry, end: Mapping[str, Any]) -> CommitEntry:
     """Replace the outcome of an undo step by the end of its instance: the postponed one, or a failure to undo."""
     failure = end.get("failure")
     fields = {
-        "payload": None,
+        "payload": entry.state if entry.kind == "done" else entry.payload,
+        "state": None,
         "error": end.get("error"),
         "failure": None if failure is None else msgspec.json.encode(failure).decode(),
         "cause": end.get("cause", "stop"),
@@ -355,6 +369,7 @@ def _stripped(entry: CommitEntry, **fields: Any) -> CommitEntry:
         entry,
         payload=None,
         version=None,
+        state=None,
         children=(),
         awaits=None,
         presented=(),
@@ -381,7 +396,7 @@ def _target(execution: Execution, machine: MachineDef, step: str) -> str:
             raise UnknownStepError(machine.name, step, tuple(machine.steps), f"step '{execution.step}'")
         step = found.name
     source = machine.steps.get(execution.step)
-    if source is not None and source.to is not None and step not in source.to:
+    if source is not None and source.to is not None and step not in (*source.to, source.on_failure):
         raise UsageError(
             f"step '{execution.step}' of machine '{machine.name}' went to '{step}'",
             f"its to= allows only {', '.join(source.to) or 'an end'}; add the step there",
@@ -406,6 +421,18 @@ def _state(
     return encode(
         value, machine.state_type, f"the state of {machine.name} {execution.id}", bounds.max_payload
     )
+
+
+def _writes_state(entry: CommitEntry) -> bool:
+    return (entry.state if entry.kind == "done" else entry.payload) is not None
+
+
+def _changed_state(state: object, execution: Execution, machine: MachineDef, bounds: Bounds) -> str | None:
+    """Return the state of an instance that ends, if it is to be written."""
+    if state is STORED_STATE or machine.is_job or machine.state_type in (None, type(None)):
+        return None
+    what = f"the state of {machine.name} {execution.id}"
+    return encode_if_changed(state, machine.state_type, execution.state, what, bounds.max_payload)
 
 
 def _ids(execution: Execution) -> tuple[int, ...]:

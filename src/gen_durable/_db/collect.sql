@@ -65,7 +65,7 @@ collected as (
 -- part: stripped
 -- Strip the rows that occupy a key.
 stripped as (
-  update gen_durable.gen_durable g set state = '{}', result = null, error = null, collected_at = statement_timestamp()
+  update gen_durable.gen_durable g set state = '{}', result = null, error = null, failure = null, collected_at = statement_timestamp()
     from due where g.id = due.id and not due.is_free
   returning g.id
 )

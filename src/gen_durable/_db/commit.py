@@ -206,7 +206,7 @@ def _unwind(
         reason=entry.error,
         failure=entry.failure,
         cause=entry.cause if status == "failed" else None,
-        state=None,
+        state=entry.state if entry.kind == "done" else entry.payload if entry.kind == "stop" else None,
         consumed=[row.id for row in execution.awaited] if status == "done" else None,
         worker=recorder.worker,
         record=recorder.level,
@@ -475,6 +475,7 @@ def _values(
     """The parameters of all commits. Values that many outcomes of a batch have in common are a profile."""
     profiles: dict[tuple[Any, ...], int] = {}
     numbers: list[int] = []
+    has_final_states = False
     for entry, more in zip(entries, rare, strict=True):
         execution = entry.execution
         profile = (
@@ -490,6 +491,7 @@ def _values(
             entry.undo,
             more,
         )
+        has_final_states |= entry.state is not None
         numbers.append(profiles.setdefault(profile, len(profiles) + 1))
     # Lists: psycopg sends tuples as composite values.
     columns = map(list, zip(*map(_resolved, profiles), strict=True)) if profiles else [[]] * len(_PROFILE)
@@ -498,6 +500,7 @@ def _values(
         "profiles": id_array(numbers),
         "payloads": _SEPARATOR.join([entry.payload or "" for entry in entries]),
         "started_ats": _seconds_array(entries),
+        "final_states": [entry.state for entry in entries] if has_final_states else None,
         "failures": _column([entry.failure for entry in entries]),
         "worker": recorder.worker,
         "record": recorder.level,

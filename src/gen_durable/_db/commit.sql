@@ -43,8 +43,8 @@ committed as (
                           when o.status in ('runnable', 'executing') then g.rest_step else coalesce(o.step, g.step) end,
          -- Set with the state only: a version that does not fit the state would let other code read it.
          fsm_version = case when g.cancel_requested_at is null and o.version is not null then o.version else g.fsm_version end,
-         state = case when g.cancel_requested_at is null and o.status <> 'done' and o.payload is not null
-                      then o.payload::jsonb else g.state end,
+         state = case when g.cancel_requested_at is not null then g.state
+                      else coalesce(case when o.status = 'done' then o.final_state else o.payload end::jsonb, g.state) end,
          result = case when g.cancel_requested_at is null and o.status = 'done' then o.payload::jsonb end,
          -- done clears the error; earlier failures stay in the execution records.
          last_error = case when g.cancel_requested_at is not null then g.last_error when o.status = 'done' then o.error
@@ -52,6 +52,7 @@ committed as (
          -- An ended instance has the error that ended it, or none.
          error = case when g.cancel_requested_at is not null then g.error when o.status in ('done', 'failed', 'cancelled')
                       then o.failure::jsonb else coalesce(o.failure::jsonb, g.error) end,
+         failure = case when g.cancel_requested_at is not null or o.step is null then g.failure else o.failure::jsonb end,
          step_seq = g.step_seq + case when g.cancel_requested_at is null then o.advance else 0 end,
          execution = g.execution + (g.cancel_requested_at is null and o.status = 'executing' and g.execution < 2147483647)::int,
          attempt = case when g.cancel_requested_at is null and o.next_attempt is not null then o.next_attempt else g.attempt end,
@@ -104,10 +105,11 @@ committed as (
                  (:weights::int[])[profile] as weight, (:versions::int[])[profile] as version,
                  (:undos::text[])[profile] as undo
             from unnest(:ids::text::bigint[], :lease_tokens::text::bigint[], :step_seqs::text::bigint[], :profiles::text::int[],
-                        string_to_array(:payloads::text, e'\x1e', ''), :started_ats::text::double precision[], :failures::text[],
+                        string_to_array(:payloads::text, e'\x1e', ''), :started_ats::text::double precision[], :final_states::text[],
+                        :failures::text[],
                         :presented::text[], :deadlines::timestamptz[], :concurrency_keys::text[], :consumed::text[])
                  with ordinality
-                 as outcome (id, lease_token, step_seq, profile, payload, started_at, failure, presented, deadline, concurrency_key,
+                 as outcome (id, lease_token, step_seq, profile, payload, started_at, final_state, failure, presented, deadline, concurrency_key,
                              consumed, number)
           offset 0) o
    where g.id = any (array[o.id]) and g.lease_token = o.lease_token and g.step_seq = o.step_seq

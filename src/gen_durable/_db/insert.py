@@ -8,7 +8,7 @@ import msgspec
 
 from .._core.model import DeadLetter, NewInstance
 from .._graph.description import Description
-from ..definition import MachineDef
+from ..definition import NO_DEFAULTS, MachineDef
 from ..errors import LimitError, UsageError
 from . import statement_retry
 from .chunking import chunks, fits
@@ -146,7 +146,7 @@ def dead_letter_failed(failed: Mapping[int, int]) -> Plan[set[str]]:
 
 
 def register(machines: Sequence[Description]) -> Plan[None]:
-    """Store machines for producers and tools that know only their names. Writes only what has changed."""
+    """Store machines for the reaper, and for producers and tools that know only names. Writes only what has changed."""
     yield _SQL["register"](
         fsms=[each.definition.name for each in machines],
         versions=[each.definition.version for each in machines],
@@ -155,6 +155,8 @@ def register(machines: Sequence[Description]) -> Plan[None]:
         dead_letters=[each.definition.dead_letter for each in machines],
         steps=[_json(each.steps) for each in machines],
         graphs=[_json(each.graph) for each in machines],
+        defaults=[_json(_defaults(each.definition)) for each in machines],
+        on_failures=[_json(_on_failure(each.definition)) for each in machines],
         state_schemas=[_json(each.state_schema) for each in machines],
         on_cancels=[_json(_on_cancel(each.definition)) for each in machines],
     )
@@ -168,6 +170,29 @@ def _on_cancel(machine: MachineDef) -> dict[str, str] | None:
 
 def _json(value: object) -> str | None:
     return None if value is None else msgspec.json.encode(value).decode()
+
+
+def _defaults(machine: MachineDef) -> dict[str, object] | None:
+    """The defaults of inserts; `None` if the machine declares none."""
+    found: dict[str, object] = {
+        name: value
+        for name, value in msgspec.structs.asdict(machine.defaults).items()
+        if value is not None and not callable(value) and value != getattr(NO_DEFAULTS, name)
+    }
+    if machine.defaults.computed:
+        found["computed"] = machine.defaults.computed
+    return found or None
+
+
+def _on_failure(machine: MachineDef) -> dict[str, str] | None:
+    """The steps that follow failed ones; `None` if no step declares one."""
+    found = {
+        name: step.on_failure
+        for step in machine.steps.values()
+        if step.on_failure is not None
+        for name in (step.name, *step.was)
+    }
+    return found or None
 
 
 def _is_plain(rows: Sequence[NewInstance]) -> bool:

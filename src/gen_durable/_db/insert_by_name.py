@@ -27,7 +27,7 @@ class NamedInsert(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     step: str | None = None
     queue: str | None = None
-    priority: int = 0
+    priority: int | None = None
     version: int | None = None
     eligible_at: datetime | None = None
     delay: timedelta | None = None

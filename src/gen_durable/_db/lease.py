@@ -62,6 +62,8 @@ class Reaped(msgspec.Struct, frozen=True, gc=False):
     capped: list[int]
     """Instances that failed as poison: they reached the crash limit."""
     queues: set[str]
+    moved: list[int] = []
+    """Instances that reached the crash limit and continue at the `on_failure` of their step."""
 
 
 class Suspect(msgspec.Struct, frozen=True, gc=False):
@@ -178,7 +180,8 @@ def _reclaimed(rows: Rows) -> Plan[Reaped]:
         queues |= yield from dead_letter_failed(capped)
     if freed := [row["concurrency_key"] for row in rows if row["concurrency_key"] is not None]:
         queues |= yield from admission.ungate(freed)
-    return Reaped([row["id"] for row in rows], list(capped), queues)
+    moved = [row["id"] for row in rows if row["verdict"] == "moved"]
+    return Reaped([row["id"] for row in rows], list(capped), queues, moved)
 
 
 def has_deleted() -> Plan[bool]:

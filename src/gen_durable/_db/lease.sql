@@ -59,46 +59,60 @@ select g.id, g.lease_expires_at, g.parent_id, g.concurrency_key from gen_durable
 
 -- part: requeue_orphaned
 -- Requeue the executions in `orphaned`, whose process died or whose lease expired. attempt and crash_count grow; the next
--- attempt waits 1, 2, 4 ... 300 s. After :crash_limit crashes in one step the instance fails as poison.
+-- attempt waits 1, 2, 4 ... 300 s. After :crash_limit crashes in one step the step has failed as poison: the instance continues
+-- at the step's on_failure as registered in `machines`, or fails.
+--   judged   the orphaned rows with their verdict: cancelled, requeued, moved (to next_step), failed. It reads `orphaned`, which
+--            has the rows as they are under the lock.
+-- An on_failure step comes before undo: the instance does not end.
+-- A row that is moved makes a transition, like a worker's Next, but consumes no signal: it is unknown what the step has received.
 -- Later statements of the transaction: dead letters of the failed, sweep their inboxes, ungate the freed keys.
 -- Instances that go to an on_cancel or undo step instead of ending are moved by `unwind`.
 -- The alert event of poison has the negative number of the execution as `n`: a retried instance may commit the same transition
 -- with events of its own, or fail as poison again.
-reaped as (
+judged as materialized (
+  select orphaned.*, m.on_failure ->> orphaned.step as next_step,
+         case when orphaned.is_cancelled then 'cancelled' when orphaned.crash_count < :crash_limit::int - 1 then 'requeued'
+              when m.on_failure ->> orphaned.step is not null then 'moved' else 'failed' end as verdict,
+         text.message, jsonb_build_object('type', 'Poison', 'message', text.message, 'traceback', '[]'::jsonb,
+                                          'attempt', orphaned.attempt, 'step', orphaned.step) as poison
+    from orphaned left join gen_durable.machines m on m.fsm = orphaned.fsm and m.fsm_version = orphaned.fsm_version
+   cross join lateral (
+     select format('the process died %s times in step %s', least(orphaned.crash_count, 2147483646) + 1, orphaned.step) as message) text
+), reaped as (
   update gen_durable.gen_durable g
-     set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
-                       when g.crash_count >= :crash_limit::int - 1 then 'failed' else 'runnable' end,
+     set status = case when judged.verdict in ('cancelled', 'failed') then judged.verdict::gen_durable.durable_status
+                       else 'runnable' end,
+         step = case when judged.verdict = 'moved' then judged.next_step else g.step end,
          rest_step = g.step,
-         last_error = case when g.cancel_requested_at is null and g.crash_count >= :crash_limit::int - 1
-                           then gen_durable.undo_error(g.compensation, g.step, format(
-                                  'poison: the process died %s times in step %s', least(g.crash_count, 2147483646) + 1, g.step))
-                           else g.last_error end,
-         error = case when g.cancel_requested_at is null and g.crash_count >= :crash_limit::int - 1
-                      then jsonb_build_object('type', 'Poison', 'message',
-                             format('the process died %s times in step %s', least(g.crash_count, 2147483646) + 1, g.step),
-                             'traceback', '[]'::jsonb, 'attempt', g.attempt)
-                      else g.error end,
-         attempt = case when g.cancel_requested_at is not null or g.crash_count >= :crash_limit::int - 1 then g.attempt
-                        else least(g.attempt, 2147483646) + 1 end,
-         crash_count = least(g.crash_count, 2147483646) + 1,
+         last_error = case when judged.verdict in ('moved', 'failed') then gen_durable.undo_error(
+                                g.compensation, g.step, 'poison: ' || judged.message) else g.last_error end,
+         error = case when judged.verdict in ('moved', 'failed') then judged.poison else g.error end,
+         failure = case when judged.verdict = 'moved' then judged.poison else g.failure end,
+         step_seq = g.step_seq + (judged.verdict = 'moved')::int,
+         attempt = case judged.verdict when 'requeued' then least(g.attempt, 2147483646) + 1 when 'moved' then 0 else g.attempt end,
+         crash_count = case when judged.verdict = 'moved' then 0 else least(g.crash_count, 2147483646) + 1 end,
+         awaits = case when judged.verdict <> 'moved' then g.awaits end,
+         timed_out = g.timed_out and judged.verdict <> 'moved',
+         rate_limit = case when judged.verdict <> 'moved' then g.rate_limit end,
+         weight = case when judged.verdict <> 'moved' then g.weight end,
          lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null,
          leased_at = null, started_at = null,
-         eligible_at = statement_timestamp() + make_interval(secs => least(300, power(2, least(g.crash_count, 10)))),
-         finished_at = case when g.cancel_requested_at is not null or g.crash_count >= :crash_limit::int - 1
-                            then statement_timestamp() end,
+         eligible_at = statement_timestamp() + case when judged.verdict = 'moved' then interval '0'
+                                                    else make_interval(secs => least(300, power(2, least(g.crash_count, 10)))) end,
+         finished_at = case when judged.verdict in ('cancelled', 'failed') then statement_timestamp() end,
          updated_at = statement_timestamp()
-    from orphaned
-   where g.id = orphaned.id and not gen_durable.crash_redirects(
-           g.undo_steps, g.compensation, g.cancel_requested_at is not null, g.crash_count >= :crash_limit::int - 1)
-  returning g.id, g.fsm, g.step, g.status, g.queue, g.concurrency_key, g.parent_id, g.parent_round, g.has_signals,
-            g.status in ('failed', 'cancelled') as has_ended, orphaned.step_seq, orphaned.execution, orphaned.attempt,
-            orphaned.locked_by, orphaned.leased_at, orphaned.lease_expires_at, orphaned.started_at, g.last_error,
+    from judged
+   where g.id = judged.id and (judged.verdict = 'moved' or not gen_durable.crash_redirects(
+           g.undo_steps, g.compensation, judged.is_cancelled, judged.verdict = 'failed'))
+  returning g.id, g.fsm, judged.step, g.status, g.queue, g.concurrency_key, g.parent_id, g.parent_round, g.has_signals,
+            g.status in ('failed', 'cancelled') as has_ended, judged.verdict, judged.next_step, judged.step_seq, judged.execution,
+            judged.attempt, judged.locked_by, judged.leased_at, judged.lease_expires_at, judged.started_at, g.last_error,
             g.cancelled_by, g.cancel_reason, g.fsm_version, g.correlation_key
 ), recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
                                       leased_at, lease_expires_at, started_at, finished_at)
-  select id, step_seq + 1, execution, attempt, 'ABORTED',
-         case status when 'cancelled' then 'cancelled' when 'failed' then 'poison' else 'lease' end, step, locked_by,
+  select id, step_seq + 1, execution, attempt, case when verdict = 'moved' then 'DONE' else 'ABORTED' end,
+         case verdict when 'cancelled' then 'cancelled' when 'requeued' then 'lease' else 'poison' end, step, locked_by,
          leased_at, lease_expires_at, started_at, statement_timestamp()
     from reaped where :record::text <> 'off'
 ), audited as (
@@ -107,7 +121,9 @@ reaped as (
          case when status = 'cancelled' then cancelled_by end, case when status = 'cancelled' then cancel_reason end,
          jsonb_strip_nulls(jsonb_build_object(
            'step', step, 'step_seq', step_seq + 1, 'execution', execution, 'attempt', attempt, 'worker', locked_by,
-           'cause', case when status = 'failed' then 'poison' end, 'error', case when status = 'failed' then last_error end))
+           'to', case when verdict = 'moved' then next_step end,
+           'cause', case when verdict in ('moved', 'failed') then 'poison' end,
+           'error', case when verdict in ('moved', 'failed') then last_error end))
     from reaped
    where (select s.audit from gen_durable.settings s) >= 'failures'
 ), alerted as (
@@ -124,26 +140,26 @@ reaped as (
    cross join lateral gen_durable.join_parents(ended.parents, ended.rounds) as queue
 ), unwound as materialized (
   select g.id, g.fsm, g.step, unwound.status, g.queue, g.concurrency_key, g.attempt
-    from orphaned join gen_durable.gen_durable g on g.id = orphaned.id
+    from judged join gen_durable.gen_durable g on g.id = judged.id
    cross join lateral gen_durable.unwind(
-           g.id, case when g.crash_count >= :crash_limit::int - 1 then 'failed'::gen_durable.durable_status end, false,
-           case when g.cancel_requested_at is null
-                then format('poison: the process died %s times in step %s', least(g.crash_count, 2147483646) + 1, g.step) end,
-           jsonb_build_object('type', 'Poison', 'message',
-             format('the process died %s times in step %s', least(g.crash_count, 2147483646) + 1, g.step),
-             'traceback', '[]'::jsonb, 'attempt', g.attempt),
-           'poison', null, null, null, :record::text) as unwound
-   where gen_durable.crash_redirects(
-           g.undo_steps, g.compensation, g.cancel_requested_at is not null, g.crash_count >= :crash_limit::int - 1)
+           g.id, case when judged.crash_count >= :crash_limit::int - 1 then 'failed'::gen_durable.durable_status end, false,
+           case when not judged.is_cancelled then 'poison: ' || judged.message end, judged.poison, 'poison', null, null, null,
+           :record::text) as unwound
+   where judged.verdict <> 'moved'
+     and gen_durable.crash_redirects(g.undo_steps, g.compensation, judged.is_cancelled, judged.verdict = 'failed')
 )
-select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped.queue, reaped.concurrency_key,
+select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped.verdict, reaped.queue, reaped.concurrency_key,
        reaped.has_ended and reaped.has_signals as has_inbox, least(reaped.attempt, 2147483646) + 1 as attempts,
        (select released.queues from released) as released
   from reaped
  union all
-select unwound.id, unwound.fsm, unwound.step, unwound.status, unwound.queue, unwound.concurrency_key, false,
+select unwound.id, unwound.fsm, unwound.step, unwound.status, 'unwound', unwound.queue, unwound.concurrency_key, false,
        least(unwound.attempt, 2147483646) + 1, null
   from unwound
+
+-- part: orphaned_columns
+g.id, g.fsm, g.fsm_version, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.lease_expires_at, g.started_at,
+g.crash_count, g.cancel_requested_at is not null as is_cancelled
 
 -- name: reap
 -- Requeue executions whose lease has expired. Nothing is reaped within one lease after the start of the server: after an outage,
@@ -151,7 +167,7 @@ select unwound.id, unwound.fsm, unwound.step, unwound.status, unwound.queue, unw
 -- taken since then is not the suspected one, even if this statement reaches a server that was frozen until that one expired too.
 -- Locks: at most 500 rows, SKIP LOCKED; then their parents, ids descending.
 with orphaned as materialized (
-  select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.lease_expires_at, g.started_at
+  select {orphaned_columns}
     from gen_durable.gen_durable g
    where g.status = 'executing' and g.lease_expires_at < statement_timestamp()
      and pg_postmaster_start_time() < statement_timestamp() - :lease::interval
@@ -167,7 +183,7 @@ with orphaned as materialized (
 with deregistered as (
   delete from gen_durable.workers w where w.name = :worker::text
 ), orphaned as materialized (
-  select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.lease_expires_at, g.started_at
+  select {orphaned_columns}
     from gen_durable.gen_durable g
    where g.status = 'executing' and g.locked_by = :worker::text
    order by g.id limit 500
@@ -177,7 +193,7 @@ with deregistered as (
 -- name: reap_execution
 -- Requeue one execution whose process died while its worker lives. Guard: id, lease_token, step_seq.
 with orphaned as materialized (
-  select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.lease_expires_at, g.started_at
+  select {orphaned_columns}
     from gen_durable.gen_durable g
    where g.id = :id::bigint and g.lease_token = :lease_token::bigint and g.step_seq = :step_seq::bigint
      and g.status = 'executing'

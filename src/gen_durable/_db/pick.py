@@ -206,6 +206,7 @@ class _Details(msgspec.Struct, array_like=True, frozen=True, gc=False):
     rate_limit: str | None
     traceparent: str | None
     inserted_at: datetime | None
+    failure: str | None
 
 
 _details = msgspec.json.Decoder(_Details).decode
@@ -281,6 +282,7 @@ def _executions(rows: Rows, lease_token: int) -> list[Execution]:
                 rate_limit=more.rate_limit,
                 traceparent=more.traceparent,
                 inserted_at=more.inserted_at,
+                failure=more.failure,
             )
         found.append(execution)
     return found

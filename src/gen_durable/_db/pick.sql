@@ -303,11 +303,11 @@ leased as (
   returning granted.position, g.id, g.fsm, g.fsm_version, g.step, g.step_seq, g.attempt, g.state, g.queue, g.execution, g.leased_at,
             case when g.has_signals or g.timed_out or :traced::boolean
                    or num_nonnulls(g.awaits, g.spawn_round, g.parent_id, g.concurrency_key, g.correlation_key, g.max_attempts,
-                                   g.fire_time, g.rate_limit, g.traceparent) > 0
+                                   g.fire_time, g.rate_limit, g.traceparent, g.failure) > 0
                  then json_build_array(
                         g.awaits, g.timed_out, g.has_signals, coalesce(g.spawn_round = g.step_seq, false), g.parent_id,
                         g.concurrency_key, g.correlation_key, g.max_attempts, g.fire_time, g.rate_limit, g.traceparent,
-                        case when :traced::boolean then g.inserted_at end) end as details
+                        case when :traced::boolean then g.inserted_at end, g.failure::text) end as details
 )
 
 -- part: audited

@@ -435,6 +435,7 @@ def _next(execution: Execution, entry: CommitEntry, committed: Committed) -> Exe
         children=(),
         has_children=False,
         rate_limit=None,
+        failure=entry.failure,
         leased_at=committed.leased_at,
         has_signals=execution.has_signals or bool(committed.inbox),
         number=execution.number + 1,

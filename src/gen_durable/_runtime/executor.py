@@ -26,6 +26,7 @@ from .._core.settle import (
     rejoin,
     release,
     settle,
+    state_of_end,
 )
 from .._tracing import Span, Tracing, tracing
 from ..context import Context
@@ -33,7 +34,18 @@ from ..definition import MachineDef, StepDef
 from ..errors import CodecError, ProcessStepError, StepTimeoutError
 from ..jobs import Job
 from ..machine import Machine
-from ..outcome import Cancel, Decision, Discard, Outcome, Retry, RetryAfter, Stop, message_text, reason_text
+from ..outcome import (
+    Cancel,
+    Decision,
+    Discard,
+    Next,
+    Outcome,
+    Retry,
+    RetryAfter,
+    Stop,
+    message_text,
+    reason_text,
+)
 from .content_loader import waiter
 from .middleware import Middleware, wrapped
 from .processes.process_pool import ProcessDiedError, ProcessPool
@@ -143,20 +155,23 @@ class Executor:
             entry.log_line = _log_line(logging.INFO, "instance cancelled by its step", execution, error)
             return entry
         if isinstance(decision, RetryAfter) and not _is_last(execution, machine):
-            verdict = f"retry in {duration_text(decision.delay)}"
-            entry = settle(execution, machine, Retry(decision.delay), STORED_STATE, self._bounds, error=error)
+            outcome: Outcome[Any] = Retry(decision.delay)
+        elif (step := machine.steps.get(execution.step)) is not None and step.on_failure is not None:
+            outcome = Next(step.on_failure)
         else:
-            verdict = "the instance fails"
-            entry = settle(execution, machine, Stop(error), STORED_STATE, self._bounds)
+            outcome = Stop(error)
+        verdict = _verdict(outcome)
+        entry = settle(execution, machine, outcome, STORED_STATE, self._bounds, error=error)
         entry.log_line = _log_line(logging.WARNING, "step failed", execution, f"{error}; {verdict}")
         return self._failed(entry, execution, decision)
 
     def _failed(self, entry: CommitEntry, execution: Execution, error: BaseException) -> CommitEntry:
         """Add the exception behind an outcome, and the dead letter if the instance fails."""
-        entry.failure = failure_json(error, execution.attempt)
+        entry.failure = failure_json(error, execution.attempt, execution.step)
         machine = self._registry.find(execution.fsm, execution.version).definition
         if entry.kind == "stop" and not isinstance(error, Discard):
-            entry.cause = "exhausted" if _is_last(execution, machine) else "error"
+            is_used_up = _is_last(execution, machine) and _is_retried(error, execution, machine)
+            entry.cause = "exhausted" if is_used_up else "error"
         if entry.kind == "stop" and machine.dead_letter is not None:
             entry.letter = dead_letter(execution, machine, machine.dead_letter, entry.error or "")
         return entry
@@ -268,6 +283,7 @@ class Executor:
                 shown = ProcessStepError(machine.name, step.name, raised)
                 raise shown
             shown = outcome_of(entry, machine)
+            context.state = state_of_end(entry, machine, context.state)
             return shown
 
         context = self._open(execution, machine, state_of(execution, machine))
@@ -349,7 +365,7 @@ class Executor:
                 error=error,
                 emitted=context.emitted,
             )
-            entry.log_line = _log_line_of_failure(execution, failure, outcome)
+            entry.log_line = _log_line_of_failure(execution, machine, failure, outcome)
             return self._failed(entry, execution, failure)
         except KeyboardInterrupt:
             raise
@@ -391,6 +407,13 @@ def _is_last(execution: Execution, machine: MachineDef) -> bool:
     step = machine.steps.get(execution.step)
     limit = execution.max_attempts or (step.retry.max_attempts if step and step.retry else None)
     return limit is not None and execution.attempt + 1 >= limit
+
+
+def _is_retried(error: BaseException, execution: Execution, machine: MachineDef) -> bool:
+    """Whether the retry policy of the step retries this exception, attempts permitting."""
+    step = machine.steps.get(execution.step)
+    retry = step.retry if step is not None else None
+    return retry is None or isinstance(error, RetryAfter) or retry.retries(error)
 
 
 def _timeout(step: StepDef, machine: str) -> StepTimeoutError | None:
@@ -447,21 +470,29 @@ class _Suspended:
 
 
 def _log_line_of_failure(
-    execution: Execution, failure: Exception, outcome: Outcome[Any]
+    execution: Execution, machine: MachineDef, failure: Exception, outcome: Outcome[Any]
 ) -> tuple[int, str] | None:
     """The log line with the traceback. The row stores only the last error, without it."""
-    level = logging.WARNING if isinstance(outcome, Stop | Retry) else logging.INFO
+    step = machine.steps.get(execution.step)
+    is_handled = not isinstance(outcome, Stop | Retry) and (step is None or step.on_failure is None)
+    level = logging.INFO if is_handled else logging.WARNING
     if not _log.isEnabledFor(level):
         return None
+    facts = f"{reason_text(failure)}; {_verdict(outcome)}\n{traceback_text(failure)}"
+    return _log_line(level, "step failed", execution, facts)
+
+
+def _verdict(outcome: Outcome[Any]) -> str:
+    """Say what happens to the instance of a failed step, for the log."""
     match outcome:
         case Stop():
-            verdict = "the instance fails"
+            return "the instance fails"
         case Retry():
-            verdict = f"retry in {duration_text(outcome.delay)}"
+            return f"retry in {duration_text(outcome.delay)}"
+        case Next():
+            return f"the instance continues at step '{outcome.step}'"
         case _:
-            verdict = f"handle returned {type(outcome).__name__}"
-    facts = f"{reason_text(failure)}; {verdict}\n{traceback_text(failure)}"
-    return _log_line(level, "step failed", execution, facts)
+            return f"handle returned {type(outcome).__name__}"
 
 
 def _log_line(level: int, event: str, execution: Execution, facts: str) -> tuple[int, str]:

@@ -34,9 +34,7 @@ __all__ = ["insert", "signal"]
     "--priority",
     type=click.IntRange(-(2**15), 2**15 - 1),
     metavar="N",
-    default=0,
-    show_default=True,
-    help="Smaller numbers run earlier.",
+    help="Smaller numbers run earlier. Default: that of the machine, or 0.",
 )
 @click.option("--in", "delay", type=duration, metavar="DURATION", help="Delay before the first run: 90s, 2h.")
 @click.option(
@@ -60,12 +58,13 @@ __all__ = ["insert", "signal"]
 @click.option(
     "--concurrency-key",
     metavar="KEY",
-    help="Run one instance with this key at a time, or as many as its limit allows: importer, or tenant:7.",
+    help="Run one instance with this key at a time, or as many as its limit allows: importer, or tenant:7. "
+    "Default: that of the machine.",
 )
 @click.option(
     "--rate-limit",
     metavar="NAME",
-    help="Rate limit of the first step: crm, or crm:7 for a bucket of its own.",
+    help="Rate limit of the first step: crm, or crm:7 for a bucket of its own. Default: that of the machine.",
 )
 @click.option(
     "--weight",
@@ -77,7 +76,7 @@ __all__ = ["insert", "signal"]
     "--max-attempts",
     type=click.IntRange(1, 2**31 - 1),
     metavar="N",
-    help="Maximum number of attempts at a step. Default: that of the retry policy.",
+    help="Maximum number of attempts at a step. Default: that of the machine or of the retry policy.",
 )
 @click.option(
     "--version",

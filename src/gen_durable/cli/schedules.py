@@ -102,7 +102,7 @@ def show(db: DatabaseOptions, name: str, as_json: bool) -> None:
     "--priority",
     type=click.IntRange(-(2**15), 2**15 - 1),
     metavar="N",
-    help="Smaller numbers run earlier. Default: 0.",
+    help="Smaller numbers run earlier. Default: that of the machine, or 0.",
 )
 @click.option(
     "--correlation-key",

@@ -11,7 +11,7 @@ from .._core.settle import checked_outcome
 from .._typing import StateT, TypeVar
 from ..context import Children, Context
 from ..definition import Definition
-from ..instance import Child
+from ..instance import Child, Failure
 from ..machine import BoundStep
 from ..outcome import Outcome
 from ..signals import Inbox, Message, Signal, signal_name
@@ -34,6 +34,8 @@ class ContextOptions(TypedDict, total=False):
     """More signals in `ctx.inbox`."""
     timed_out: bool
     """`ctx.timed_out`; default: false."""
+    failure: Failure | None
+    """`ctx.failure`: what led to a step by `on_failure=` or `handle`."""
     children: Sequence[Child[Any]]
     """`ctx.children`."""
     id: int
@@ -56,7 +58,8 @@ def context(
         state: `ctx.state`; for a job, its payload.
         machine: `ctx.machine`.
         step: `ctx.step`.
-        options: attempt, awaited, inbox, timed_out, children, id, step_seq, parent_id, correlation_key, resources.
+        options: attempt, awaited, inbox, timed_out, failure, children, id, step_seq, parent_id, correlation_key,
+            resources.
     """
     awaited = tuple(options.get("awaited", ()))
     messages = _messages((*awaited, *options.get("inbox", ())))
@@ -71,6 +74,7 @@ def context(
         awaited=Inbox(messages[: len(awaited)]),
         inbox=Inbox(messages),
         timed_out=options.get("timed_out", False),
+        failure=options.get("failure"),
         children=Children(options.get("children", ())),
         parent_id=options.get("parent_id"),
         correlation_key=options.get("correlation_key"),

@@ -112,9 +112,9 @@ async def test_schedule_children_parks_at_the_next_step(durable_dsn: str, db: An
 
 @variants
 @pytest.mark.clause("OUT-6", "OUT-8", "OUT-10", "OUT-13")
-async def test_done_stores_the_result_and_not_the_state(durable_dsn: str, db: Any, variant: str) -> None:
+async def test_done_stores_the_result_and_the_changed_state(durable_dsn: str, db: Any, variant: str) -> None:
     row = await run(durable_dsn, db, variant, Done({"sum": 8}))
-    assert columns(row, "status step state result") == ("done", "one", '{"n": 7}', '{"sum": 8}')
+    assert columns(row, "status step state result") == ("done", "one", '{"n": 99}', '{"sum": 8}')
     assert columns(row, "attempt crash_count awaits step_seq last_error") == (2, 0, None, 1, None)
     assert row["finished_at"] == row["updated_at"]
     assert await inbox_of(db, row["id"]) == []
@@ -122,9 +122,9 @@ async def test_done_stores_the_result_and_not_the_state(durable_dsn: str, db: An
 
 @variants
 @pytest.mark.clause("OUT-7", "OUT-8", "OUT-10", "OUT-13")
-async def test_stop_stores_the_reason_and_not_the_state(durable_dsn: str, db: Any, variant: str) -> None:
+async def test_stop_stores_the_reason_and_the_changed_state(durable_dsn: str, db: Any, variant: str) -> None:
     row = await run(durable_dsn, db, variant, Stop("no more"))
-    assert columns(row, "status step state result") == ("failed", "one", '{"n": 7}', None)
+    assert columns(row, "status step state result") == ("failed", "one", '{"n": 99}', None)
     assert columns(row, "attempt crash_count step_seq last_error") == (2, 0, 1, "no more")
     assert row["awaits"] == VARIANTS[variant][1], "a manual retry waits for the same signals again"
     assert row["finished_at"] == row["updated_at"]

@@ -21,7 +21,7 @@ from tests.interleavings.invariants import require
 from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import Work, flush
-from tests.interleavings.world import TERMINAL, Row, instance, leased, new, outcome, signal
+from tests.interleavings.world import TERMINAL, Row, instance, leased, machine, new, outcome, signal
 
 _PAUSE_BEFORE_THE_NEXT = Change(
     SCHEMA, "  woken := array(", "  perform gen_durable.pause(1);\n  woken := array("
@@ -198,7 +198,7 @@ def cancel_and_deliver() -> Scenario:
     )
 
 
-def cancel_and_reap(*, crash_count: int = 0, force: bool = False) -> Scenario:
+def cancel_and_reap(*, crash_count: int = 0, force: bool = False, on_failure: str | None = None) -> Scenario:
     """The process died: its instance ends as cancelled, at once or by the reaper, not as failed."""
 
     def check(end: End) -> None:
@@ -212,8 +212,11 @@ def cancel_and_reap(*, crash_count: int = 0, force: bool = False) -> Scenario:
 
     at_the_cap = crash_count + 1 >= CRASH_LIMIT
     return Scenario(
-        name=f"{'force ' * force}cancel × reap{' at the cap' * at_the_cap} × pick",
-        setup=[leased(1, crash_count=crash_count) if crash_count else leased(1)],
+        name=f"{'force ' * force}cancel × reap{' at the cap' * at_the_cap}{' to on_failure' * bool(on_failure)} × pick",
+        setup=[
+            leased(1, crash_count=crash_count) if crash_count else leased(1),
+            *([machine(on_failure=f'{{"s": "{on_failure}"}}')] if on_failure else []),
+        ],
         sessions={"C": [cancel(1, force=force)], "R": [reap()], "K": [lease_some(8)]},
         check=check,
         never_wait=frozenset({"R", "K"}),
@@ -424,6 +427,7 @@ SCENARIOS = [
     cancel_and_deliver(),
     cancel_and_reap(),
     cancel_and_reap(crash_count=CRASH_LIMIT - 1),
+    cancel_and_reap(crash_count=CRASH_LIMIT - 1, on_failure="t"),
     cancel_and_reap(force=True),
     force_commit_and_reap("done"),
     force_commit_and_reap("retry"),

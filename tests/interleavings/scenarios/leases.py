@@ -30,7 +30,7 @@ from tests.interleavings.session import (
     flush,
     transaction,
 )
-from tests.interleavings.world import LEASE, TOKEN, instance, leased, outcome
+from tests.interleavings.world import LEASE, TOKEN, instance, leased, machine, outcome
 
 CONTINUE = outcome(1, "continue")
 # The lock that a foreign key check takes on the referenced row.
@@ -74,6 +74,30 @@ def zombie(kind: Any) -> Scenario:
         sample=90,
         setup=[leased(1)],
         sessions={"F": [flush(entry)], "R": [reap()], "K": [lease_some(8), commit_picked("done")]},
+        check=check,
+        never_wait=frozenset({"R"}),
+    )
+
+
+def move_commit_and_pick(kind: Any) -> Scenario:
+    """The step has crashed too often and has an `on_failure`; its last execution may still commit."""
+
+    def check(end: End) -> None:
+        is_committed, is_moved = bool(end.result("F").committed()), 1 in end.result("R").moved
+        require(is_committed != is_moved, "outcome and reaper both won")
+        row = end.after.instances[1]
+        require(not is_moved or (row["failure"] or {}).get("type") == "Poison", "its failure is lost")
+        require(
+            not is_moved or row["crash_count"] == 0, "the next step starts with the crashes of the one before"
+        )
+        require(not is_moved or row["step"] == "t", "it is not at its on_failure")
+        steps = {record["step_seq"]: record["step"] for record in end.after.records(1)}
+        require(not is_moved or steps.get(1) == "s", "the record of the crashed execution is lost")
+
+    return Scenario(
+        name=f"commit({kind}) × reap to on_failure × pick and commit",
+        setup=[machine(on_failure='{"s": "t"}'), leased(1, crash_count=CRASH_LIMIT - 1)],
+        sessions={"F": [flush(outcome(1, kind))], "R": [reap()], "K": [lease_some(8), commit_picked("done")]},
         check=check,
         never_wait=frozenset({"R"}),
     )
@@ -378,6 +402,8 @@ SCENARIOS = [
     commit_and_reap("done", crash_count=CRASH_LIMIT - 1),
     zombie("next"),
     zombie("await"),
+    move_commit_and_pick("next"),
+    move_commit_and_pick("retry"),
     dead_worker("continue"),
     dead_worker("next"),
     dead_worker("done"),

@@ -47,6 +47,7 @@ create table gen_durable.gen_durable (
   fire_time           timestamptz,                        -- the fire time of the schedule that it was inserted for
   last_error          text,
   error               jsonb,
+  failure             jsonb,                              -- the failure that led to the current step: by on_failure= or handle
   traceparent         text,                               -- W3C trace context of the producer
   rate_limit          text,                               -- the bucket that the next start takes tokens from: a limit, or
                                                           -- limit:partition
@@ -170,6 +171,9 @@ create table gen_durable.machines (
   graph        jsonb,                                     -- nodes and edges, as gen_durable.graph() returns them; null: not readable
   state_schema jsonb,                                     -- JSON Schema of the state; null: its type has none
   on_cancel    jsonb,                                     -- steps that react to a cancel: {"ship": "recall"}
+  defaults     jsonb,                                     -- of inserts without code: priority, max_attempts, concurrency_key,
+                                                          -- rate_limit; `computed`: options that only code can compute
+  on_failure   jsonb,                                     -- step -> the step after its failure, for the reaper; null: none
   updated_at   timestamptz not null default statement_timestamp(),
   primary key (fsm, fsm_version)
 );

@@ -4,12 +4,13 @@
 -- of the holder. One statement for all rows; a second one only if some were rejected.
 -- Locks: rows are inserted in the order of their keys, so two batches with keys of the same kind do not deadlock.
 --   parent_ids, parent_rounds   for the children of a commit; otherwise null
+--   limits_must_exist           false: rows with an unknown rate limit wait until it exists, as children do
 create function gen_durable.insert_rows(
   fsms text[], versions int[], steps text[], states text[], queues text[], priorities int[],
   eligible_ats timestamptz[], delays interval[], concurrency_keys text[],
   correlation_keys text[], correlation_scopes text[], unique_keys bytea[], unique_scopes text[], max_attempts int[],
   parent_ids bigint[], parent_rounds bigint[], traceparents text[] default null,
-  rate_limits text[] default null, weights int[] default null)
+  rate_limits text[] default null, weights int[] default null, limits_must_exist boolean default true)
 returns table (ord bigint, id bigint, inserted boolean, queue text, holder_fsm text, holder_key text, holder_status text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -18,7 +19,7 @@ declare
   refused bigint[];
 begin
   if rate_limits is not null then
-    perform gen_durable.check_limits(rate_limits, weights, must_exist => parent_ids is null);
+    perform gen_durable.check_limits(rate_limits, weights, must_exist => limits_must_exist and parent_ids is null);
   end if;
   -- The holder of a key may end before it is looked up. Then the key is free, and the row is tried again.
   for round in 1 .. 10 loop
@@ -132,8 +133,9 @@ begin
   return ids;
 end $$;
 
--- Insert dead letters: instances of machines that are known by name only. Version, step and queue are those of the newest
--- registered version, or the defaults of a job if no worker has registered it. Returns the queues that have work now.
+-- Insert dead letters: instances of machines that are known by name only. Version, step, queue and defaults are those of the
+-- newest registered version, or those of a job if no worker has registered it. A key that the receiver computes from the state is
+-- left out: a dead letter must not be refused. Returns the queues that have work now.
 create function gen_durable.insert_dead_letters(receivers text[], contents text[], traceparents text[]) returns setof text
 language sql set search_path = pg_catalog, pg_temp as $$
   select letter.queue
@@ -141,14 +143,20 @@ language sql set search_path = pg_catalog, pg_temp as $$
                  array_agg(coalesce(machine.fsm_version, 1) order by given.ord) as versions,
                  array_agg(coalesce(machine.initial_step, 'run') order by given.ord) as steps,
                  array_agg(coalesce(machine.queue, 'default') order by given.ord) as queues,
-                 array_agg(0) as priorities, array_agg(given.traceparent order by given.ord) as traceparents
+                 array_agg(coalesce((machine.defaults ->> 'priority')::int, 0) order by given.ord) as priorities,
+                 array_agg(machine.defaults ->> 'concurrency_key' order by given.ord) as concurrency_keys,
+                 array_agg((machine.defaults ->> 'max_attempts')::int order by given.ord) as max_attempts,
+                 case when count(machine.defaults ->> 'rate_limit') > 0
+                      then array_agg(machine.defaults ->> 'rate_limit' order by given.ord) end as rate_limits,
+                 array_agg(given.traceparent order by given.ord) as traceparents
             from unnest(receivers, contents, traceparents) with ordinality as given (fsm, state, traceparent, ord)
             left join lateral (
               select m.* from gen_durable.machines m where m.fsm = given.fsm order by m.fsm_version desc limit 1) machine on true
          ) as filled
    cross join lateral gen_durable.insert_rows(
            filled.fsms, filled.versions, filled.steps, filled.states, filled.queues, filled.priorities,
-           null, null, null, null, null, null, null, null, null, null, filled.traceparents) as letter
+           null, null, filled.concurrency_keys, null, null, null, null, filled.max_attempts, null, null, filled.traceparents,
+           filled.rate_limits, limits_must_exist => false) as letter
 $$;
 
 -- Insert the dead letters of instances that failed without an outcome of their worker: it died, or its outcome was rejected. The
@@ -212,7 +220,8 @@ begin
   return payload;
 end $$;
 
--- The work of insert_all. Omitted fields come from the registered machine: the newest version, the initial step, the queue. An
+-- The work of insert_all. Omitted fields come from the registered machine: the newest version, the initial step, the queue, and
+-- the defaults for priority, max_attempts, concurrency_key and rate_limit; a null as key or limit means none. An
 -- element whose key is taken answers with the id and status of the holder. If the holder is an instance of another machine, id
 -- and status are null and taken_by names it: {"id": 17, "fsm": "Refund", "key": "unique_key"}.
 --   any_step   false: raise for any step but the registered initial one
@@ -230,21 +239,23 @@ begin
       using errcode = '22023';
   end if;
   with given as (
-    select element.ord, element.spec, machine.initial_step,
+    select element.ord, element.spec, machine.initial_step, machine.defaults -> 'computed' as computed,
            element.spec ->> 'fsm' as fsm,
            coalesce((element.spec ->> 'version')::int, machine.fsm_version, 1) as version,
            coalesce(element.spec ->> 'step', machine.initial_step) as step,
            coalesce(element.spec -> 'state', '{}')::text as state,
            coalesce(element.spec ->> 'queue', machine.queue, 'default') as queue,
-           coalesce((element.spec ->> 'priority')::int, 0) as priority,
+           coalesce((element.spec ->> 'priority')::int, (machine.defaults ->> 'priority')::int, 0) as priority,
            (element.spec ->> 'eligible_at')::timestamptz as eligible_at,
            (element.spec ->> 'schedule_in')::interval as delay,
-           element.spec ->> 'concurrency_key' as concurrency_key,
+           case when element.spec ? 'concurrency_key' then element.spec else machine.defaults end ->> 'concurrency_key'
+             as concurrency_key,
            element.spec ->> 'correlation_key' as correlation_key,
            coalesce(element.spec ->> 'unique_key', element.spec ->> 'idempotency_key') as unique_key,
-           (element.spec ->> 'max_attempts')::int as max_attempts,
+           coalesce((element.spec ->> 'max_attempts')::int, (machine.defaults ->> 'max_attempts')::int) as max_attempts,
            element.spec ->> 'traceparent' as traceparent,
-           element.spec ->> 'rate_limit' as rate_limit, (element.spec ->> 'weight')::int as weight,
+           case when element.spec ? 'rate_limit' then element.spec else machine.defaults end ->> 'rate_limit' as rate_limit,
+           (element.spec ->> 'weight')::int as weight,
            array(select distinct jsonb_array_elements_text(element.spec -> 'correlation_scope')) as correlation_scope,
            array(select distinct jsonb_array_elements_text(element.spec -> 'unique_scope')) as unique_scope
       from jsonb_array_elements(specs) with ordinality as element (spec, ord)
@@ -266,6 +277,12 @@ begin
                 when delay > '100 years' then format('schedule_in %s is longer than 100 years', delay)
                 when eligible_at not between '0001-01-02 00:00+00' and '9999-12-30 00:00+00'
                   then format('eligible_at %s lies outside of the years 1 to 9999', eligible_at)
+                when computed ? 'concurrency_key' and not spec ? 'concurrency_key'
+                  then format('machine %L computes concurrency_key from the state, which SQL cannot: give concurrency_key, or null '
+                              'for none', fsm)
+                when computed ? 'rate_limit' and not spec ? 'rate_limit'
+                  then format('machine %L computes rate_limit from the state, which SQL cannot: give rate_limit, or null for none',
+                              fsm)
                 when octet_length(concurrency_key) not between 1 and 1024 then 'concurrency_key must have 1 to 1024 bytes'
                 when octet_length(correlation_key) not between 1 and 1024 then 'correlation_key must have 1 to 1024 bytes'
                 when octet_length(unique_key) not between 1 and 1024 then 'unique_key must have 1 to 1024 bytes'
@@ -368,7 +385,7 @@ end $$;
 -- insert('Checkout', '{"order": 42}', correlation_key => 'order:42') returns the id and status of the new instance, or of the
 -- instance that has the key. Raises if the key belongs to an instance of another machine.
 create function gen_durable.insert(
-  fsm text, state jsonb default '{}', step text default null, queue text default null, priority int default 0,
+  fsm text, state jsonb default '{}', step text default null, queue text default null, priority int default null,
   version int default null, eligible_at timestamptz default null, schedule_in interval default null,
   correlation_key text default null, correlation_scope text[] default null,
   unique_key text default null, unique_scope text[] default null, concurrency_key text default null,

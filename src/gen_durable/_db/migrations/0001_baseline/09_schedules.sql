@@ -42,13 +42,19 @@ declare
   -- A jsonb value has at most 256 MB: many fire times of a large spec are inserted in several batches.
   at_once int := greatest(1, 16000000 / octet_length(due.spec::text));
   batch   record;
+  -- The limit of the spec, or the default of the machine.
+  allowed text := coalesce(due.spec ->> 'rate_limit', (
+    select m.defaults ->> 'rate_limit' from gen_durable.machines m
+     where m.fsm = due.spec ->> 'fsm' and (due.spec ->> 'version' is null or m.fsm_version = (due.spec ->> 'version')::int)
+     order by m.fsm_version desc limit 1));
 begin
   for start in 1 .. cardinality(fire_times) by at_once loop
     select array_agg(answer.id order by answer.ord) as ids, array_agg(answer.inserted order by answer.ord) as are_new,
            (array_agg(answer.taken_by) filter (where answer.taken_by is not null))[1] as taken_by
       into batch
       from gen_durable.insert_all(
-             (select jsonb_agg(due.spec - '{rate_limit,weight}'::text[])
+             (select jsonb_agg(due.spec - '{rate_limit,weight}'::text[]
+                               || case when allowed is null then '{}' else '{"rate_limit": null}'::jsonb end)
                 from unnest(fire_times[start : start + at_once - 1]))) as answer;
     if batch.taken_by is not null then
       raise exception 'cannot insert %: its % belongs to % %', due.spec ->> 'fsm', batch.taken_by ->> 'key',
@@ -58,7 +64,7 @@ begin
     are_new := are_new || batch.are_new;
   end loop;
   update gen_durable.gen_durable g
-     set schedule = due.name, fire_time = made.fire_time, rate_limit = due.spec ->> 'rate_limit',
+     set schedule = due.name, fire_time = made.fire_time, rate_limit = allowed,
          weight = (due.spec ->> 'weight')::int
     from unnest(ids, are_new, fire_times) as made (id, is_new, fire_time)
    where g.id = made.id and made.is_new;

@@ -67,7 +67,7 @@ drop function gen_durable.insert_dead_letters(text[], text[], text[]);
 drop function gen_durable.insert_plain_rows(text, int, text, text, text, int, timestamptz, interval, int, text[], text[], bigint[],
   bigint[]);
 drop function gen_durable.insert_rows(text[], int[], text[], text[], text[], int[], timestamptz[], interval[], text[],
-  text[], text[], bytea[], text[], int[], bigint[], bigint[], text[], text[], int[]);
+  text[], text[], bytea[], text[], int[], bigint[], bigint[], text[], text[], int[], boolean);
 
 drop function gen_durable.remove_limit(text, text, text, text);
 drop function gen_durable.set_rate_limit(text, int, interval, int, text, text);
