@@ -153,6 +153,30 @@ def test_failed_instance_keeps_state_and_version_until_it_goes_on(durable: Harne
     assert (plain.version, plain.state) == (1, 7)
 
 
+@pytest.mark.clause("VER-6")
+@pytest.mark.parametrize(
+    "outcome", [Done(1), Stop("no"), Stop("no", undo=False)], ids=["done", "stop", "no undo"]
+)
+@pytest.mark.parametrize("changes", [True, False])
+def test_state_of_an_ended_instance_fits_its_version(
+    durable: Harness, outcome: Outcome[int], changes: bool
+) -> None:
+    class Ending(Machine[list[int], int], name="worn", version=2):
+        upgrades = Picky.wrap
+
+        @step
+        async def run(self, ctx: Context[list[int]]) -> Outcome[int]:
+            if changes:
+                ctx.state.append(8)
+            return outcome
+
+    ref = durable.load(Ending, version=1, state=7)
+    durable.drain()
+    ended = durable.get(ref.target)
+    assert ended is not None
+    assert isinstance(ended.state, list) == (ended.version == 2)
+
+
 @pytest.mark.clause("VER-7")
 def test_upgrade_that_raises_goes_to_handle(durable: Harness) -> None:
     class Broken(Machine[list[int], int], name="worn", version=2):
