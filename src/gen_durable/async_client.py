@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from . import _verbs
@@ -899,6 +899,21 @@ class AsyncClient:
     async def doctor(self) -> Sequence[Finding]:
         """Check the schema, the server and the workers for problems. Each finding says how to fix it."""
         return await self._database.run(_verbs.doctor(self.settings))
+
+    async def check(
+        self, *machines: Insertable[Any, Any] | ModuleType, every: bool = False
+    ) -> Sequence[Finding]:
+        """Find live instances of this database that these machines cannot run, for example before a deploy.
+
+        Finds instances at machines, versions or steps that the code does not have; states and unread signals that it
+        cannot decode; awaited signals that it does not declare; live children of unknown machines. Reads only. Workers
+        that have one of these machines count as replaced by this code.
+
+        Args:
+            machines: machine classes, machine objects, jobs, or modules that define these.
+            every: read all live instances instead of a sample of 100 per machine, version, status and step.
+        """
+        return await self._database.run(_verbs.check(machines, every=every))
 
     async def workers(self) -> Sequence[WorkerInfo]:
         """Return the workers of this database, including workers that died in the last ten minutes."""

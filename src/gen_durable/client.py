@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from . import _verbs
@@ -604,6 +604,19 @@ class Client:
         See `AsyncClient.doctor`.
         """
         return self._database.run(_verbs.doctor(self.settings))
+
+    def check(self, *machines: Insertable[Any, Any] | ModuleType, every: bool = False) -> Sequence[Finding]:
+        """Find live instances of this database that these machines cannot run, for example before a deploy.
+
+        Finds instances at machines, versions or steps that the code does not have; states and unread signals that it
+        cannot decode; awaited signals that it does not declare; live children of unknown machines. Reads only. Workers
+        that have one of these machines count as replaced by this code.
+
+        Args:
+            machines: machine classes, machine objects, jobs, or modules that define these.
+            every: read all live instances instead of a sample of 100 per machine, version, status and step.
+        """
+        return self._database.run(_verbs.check(machines, every=every))
 
     def workers(self) -> Sequence[WorkerInfo]:
         """Return the workers of this database, including workers that died in the last ten minutes.

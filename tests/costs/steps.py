@@ -59,6 +59,8 @@ async def measure_variants(
     # Without time slices the size of batches does not depend on the speed of the machine.
     with patch.object(step_tasks, "_TIME_SLICE", 3600.0), Client(dsn) as client:
         async with worker:
+            if worker._engine is not None and worker._engine.report is not None:
+                await worker._engine.report
             for variant in variants:
                 # Prepares its statements and starts its threads.
                 await _run(worker, client, variant, THREADS, nullcontext())

@@ -25,6 +25,8 @@ from tests.graph.broken import BROKEN, HEADER
 ROOT = Path(__file__).parents[2]
 DEFINITIONS = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 VALUES = {"Signal", "timedelta", "Backoff"}
+# Pages that show a step which only operators move instances to.
+EXPECTED = {"docs/guides/repairing.md": {"step.unreachable"}}
 
 
 @pytest.mark.clause("GRAPH-3")
@@ -95,7 +97,8 @@ def test_machines_of_the_docs_have_no_findings(tmp_path: Path) -> None:
         source = "\n".join(text for text in blocks if _is_program(text))
         found = machines_in(source, tmp_path / f"page_{index}.py")
         checked += len(found)
-        assert check(*found) == [], page.name
+        codes = {finding.code for finding in check(*found)}
+        assert codes == EXPECTED.get(page.name, set()), page.name
     assert checked >= 40
 
 

@@ -49,6 +49,13 @@ async def happens(event: asyncio.Event) -> None:
         await event.wait()
 
 
+async def until_true(is_true: Callable[[], bool]) -> None:
+    """Poll until a condition of this process is true."""
+    async with asyncio.timeout(PATIENCE.total_seconds()):
+        while not is_true():
+            await asyncio.sleep(0.01)
+
+
 async def wait_ignoring_cancel(event: asyncio.Event) -> None:
     """Wait for an event, ignoring cancellation, as a step that returns its outcome after its lease is lost."""
     while not event.is_set():

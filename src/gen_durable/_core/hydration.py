@@ -19,7 +19,7 @@ from .model import ChildContent, ChildRow, Execution, SignalRow
 from .registry import Registry
 from .upgrading import upgraded
 
-__all__ = ["Content", "compensation_of", "instance_of", "open_context", "state_of"]
+__all__ = ["Content", "compensation_of", "instance_of", "open_context", "state_of", "stored_state"]
 
 _EMPTY_INBOX = Inbox()
 _NO_CHILDREN = Children()
@@ -94,13 +94,19 @@ def open_context(
 
 
 def state_of(execution: Execution, machine: MachineDef) -> Any:
-    """Decode the state of an execution; upgrade it first if it is stored with an older version.
+    """Decode the state of an execution; upgrade it first if it is stored with an older version."""
+    return stored_state(
+        execution.state, execution.version, machine, f"the state of {machine.name} {execution.id}"
+    )
+
+
+def stored_state(text: str, version: int, machine: MachineDef, what: str) -> Any:
+    """Decode a state that is stored with this version of the machine.
 
     SQL producers that give no state insert `{}`. For a machine without state that means `None`.
     """
-    text, what = execution.state, f"the state of {machine.name} {execution.id}"
-    if execution.version != machine.version:
-        text = upgraded(text, execution.version, machine, what)
+    if version != machine.version:
+        text = upgraded(text, version, machine, what)
     if machine.state_type in (None, type(None)) and text == "{}":
         return None
     return decode(text, machine.state_type, what)

@@ -36,7 +36,9 @@ class Registered(msgspec.Struct, frozen=True):
 class Registry:
     """The machines of one worker. A row is run by its version, or else by the newest machine that upgrades it."""
 
-    def __init__(self, machines: Machines = ()) -> None:
+    def __init__(self, machines: Machines = (), *, makes_objects: bool = True) -> None:
+        # False for code that is only checked: its classes may need arguments.
+        self._makes_objects = makes_objects
         self._machines: dict[tuple[str, int], Registered] = {}
         # By the version of a row: the machines, and for other versions the machines that upgrade them.
         self._runs: dict[tuple[str, int], Registered] = {}
@@ -55,7 +57,8 @@ class Registry:
             if known.definition is definition and (isinstance(machine, type) or known.machine is machine):
                 return known
             raise DuplicateMachineError(*key, known.definition.location, definition.location)
-        registered = Registered(definition, _made(machine), not isinstance(machine, type))
+        used: Any = _made(machine) if self._makes_objects else machine
+        registered = Registered(definition, used, not isinstance(machine, type))
         self._machines[key] = registered
         self._index()
         return registered

@@ -97,7 +97,9 @@ select child.fsm, child.fsm_version, child.step, parent.fsm as parent, count(*) 
 
 -- name: live_machines
 -- The machines of live workers, and the steps at which they run rows.
-select w.name, known.fsm, known.version as fsm_version, w.fsm_steps -> (known.number - 1)::int as steps
+select w.name, known.fsm, known.version as fsm_version,
+       array(select step.name from jsonb_array_elements_text(coalesce(w.fsm_steps -> (known.number - 1)::int, '[]')) as step (name))
+         as steps
   from gen_durable.workers w cross join lateral unnest(w.fsms, w.fsm_versions) with ordinality as known (fsm, version, number)
  where w.expires_at > statement_timestamp()
  order by w.name, known.fsm, known.version

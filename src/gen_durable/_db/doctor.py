@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 from shlex import quote
 from typing import Final
 
+from .._core.compatibility import differing_steps
 from ..config import Settings
 from ..findings import Finding
-from . import admission, migrate, workers
+from . import admission, compatibility, migrate, workers
 from .connector import PINNED
 from .plan import Plan, Row, Rows, in_schema, statements
 
@@ -59,6 +60,7 @@ def examine(settings: Settings) -> Plan[list[Finding]]:
         _dead_letters,
         _undo,
         _workers,
+        _releases,
     )
     for check in checks:
         found += _shortened((yield from check(settings)))
@@ -437,4 +439,24 @@ def _workers(settings: Settings) -> Plan[list[Finding]]:
         )
         for each in (yield from workers.list_workers())
         if not each.is_live
+    ]
+
+
+def _releases(settings: Settings) -> Plan[list[Finding]]:
+    live = yield from compatibility.live_machines()
+    return [
+        Finding(
+            code="machine.steps_differ",
+            severity="problem" if each.is_conflict else "notice",
+            what=str(each),
+            fix="if two services have a machine of this name, rename one of them; after a deploy, stop the old "
+            "workers, and name renamed steps in was=",
+            facts={
+                "machine": each.fsm,
+                "version": each.version,
+                "workers": [each.first.worker, each.second.worker],
+                "steps": [list(each.first.steps), list(each.second.steps)],
+            },
+        )
+        for each in differing_steps(live)
     ]

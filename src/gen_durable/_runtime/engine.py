@@ -24,6 +24,7 @@ from ..events import Sink
 from . import shutdown_timeouts
 from .admission import Admission
 from .capacity import Budget, Capacity, SharedCapacity
+from .compatibility_report import report_incompatible
 from .content_loader import ContentLoader
 from .dispatcher import Dispatcher
 from .execution_runner import ExecutionRunner
@@ -146,6 +147,8 @@ class Engine:
         )
         # The first run until the drain begins, the second until it has ended.
         self._tasks: list[asyncio.Task[None]] = []
+        self.report: asyncio.Task[None] | None = None
+        """The comparison of live instances with the machines of this worker; it runs once, after the start."""
         self._tasks_until_drained: list[asyncio.Task[None]] = []
 
     def _picker(self, source: Source, queue: Queue, admission: Admission, budget: Budget | None) -> Picker:
@@ -214,6 +217,10 @@ class Engine:
             self._spawn(self._override_poller.run()),
         ]
         self._tasks = [self._spawn(service.run()) for service in self._services]
+        if len(self._context.registry):
+            report = report_incompatible(self._connections.client, self._context.registry, self._context.name)
+            self.report = self._spawn(report)
+            self._tasks.append(self.report)
         served = ", ".join(f"{source.name} ({queue.concurrency})" for source, queue in self._sources)
         machines = ", ".join(f"{machine.name} v{machine.version}" for machine in self._context.registry)
         _start_log.info(

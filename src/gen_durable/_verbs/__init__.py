@@ -26,6 +26,7 @@ from .inserts import given_state, insert, insert_all
 from .named_inserts import NamedResult, check_registered, insert_named
 from .operations import (
     PauseConfirmation,
+    check,
     doctor,
     limits,
     pause_confirmation,
@@ -53,6 +54,7 @@ __all__ = [
     "cancel",
     "cancel_all",
     "cancel_batch",
+    "check",
     "check_by_name",
     "check_change",
     "check_registered",

@@ -8,6 +8,8 @@ from datetime import timedelta
 from typing import Final, get_args
 
 from .._checks import checked_int, checked_name
+from .._core.registry import Machines, Registry
+from .._db import compatibility
 from .._db import doctor as doctors
 from .._db import limits as stored_limits
 from .._db import workers as stored_workers
@@ -23,6 +25,7 @@ from .common import checked_actor, checked_reason
 
 __all__ = [
     "PauseConfirmation",
+    "check",
     "doctor",
     "limits",
     "pause_confirmation",
@@ -36,11 +39,19 @@ __all__ = [
 ]
 
 _log: Final = logging.getLogger("gen_durable.client")
+# Instances per group that `check` reads.
+_SAMPLE: Final = 100
 
 
 def doctor(settings: Settings) -> Plan[Sequence[Finding]]:
     """Check the database and its workers for problems."""
     return (yield from doctors.examine(settings))
+
+
+def check(machines: Machines, *, every: bool) -> Plan[Sequence[Finding]]:
+    """Find live instances that these machines cannot run."""
+    registry = Registry(machines, makes_objects=False)
+    return (yield from compatibility.compare(registry, sample=None if every else _SAMPLE))
 
 
 def workers() -> Plan[Sequence[WorkerInfo]]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import click
 
+from .. import _verbs
 from .._graph.checks import check as findings_of
 from ..errors import DefinitionError, StateTypeError, UnknownStepError
 from ..findings import Finding
+from .connection import DatabaseOptions
 from .graph import machines_of
 from .json_text import json_option, print_json_rows
+from .options import load_settings, settings_options
 from .rows import clean
 
 __all__ = ["check"]
@@ -19,21 +25,45 @@ __all__ = ["check"]
 @click.option(
     "--ignore", multiple=True, metavar="CODE", help="Do not report findings with this code (repeatable)."
 )
+@click.option(
+    "--against",
+    metavar="DSN",
+    help="Also check the live instances of this database: can the code run them? Reads only.",
+)
+@click.option("--all", "every", is_flag=True, help="With --against: read all live instances, not a sample.")
 @json_option
-@click.pass_context
-def check(ctx: click.Context, target: str, ignore: tuple[str, ...], as_json: bool) -> None:
+@settings_options(only=("schema", "pooler"))
+def check(
+    target: str,
+    ignore: tuple[str, ...],
+    against: str | None,
+    every: bool,
+    as_json: bool,
+    settings_file: Path | None,
+    **settings: Any,
+) -> None:
     """Check the machines in TARGET for mistakes, without running them.
 
     Finds unknown and unreachable steps, steps without a path to an end, loops that neither wait nor end, awaited
     signals that are not declared, and types that cannot be stored. TARGET is as for `worker`.
 
-    Exit code 0: no problem, at most notices; 1: at least one problem; 2: TARGET cannot be imported.
+    With --against, for CI before a deploy: live instances whose machine, version or step the code does not have,
+    states and signals that it cannot decode, awaited signals that it does not declare, and children of unknown
+    machines. Workers that have a machine of TARGET count as replaced by it.
+
+    Exit code 0: no problem, at most notices; 1: at least one problem; 2: TARGET cannot be imported, or database
+    unreachable.
     """
+    if every and against is None:
+        raise click.UsageError("--all needs --against")
     try:
         machines = machines_of(target)
         findings = findings_of(*machines)
     except DefinitionError as error:
         machines, findings = [], [_of_definition(error)]
+    if against is not None and machines:
+        db = DatabaseOptions(against, load_settings(settings_file, settings))
+        findings += db.run(_verbs.check(machines, every=every))
     findings = [finding for finding in findings if finding.code not in ignore]
     if as_json:
         print_json_rows(findings)
@@ -45,7 +75,7 @@ def check(ctx: click.Context, target: str, ignore: tuple[str, ...], as_json: boo
             count = len(machines)
             click.echo(f"no problems found in {count} machine{'' if count == 1 else 's'}")
     if any(finding.severity == "problem" for finding in findings):
-        ctx.exit(1)
+        raise SystemExit(1)
 
 
 def _place(finding: Finding) -> str:
