@@ -110,6 +110,8 @@ class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
     """By version: the function that turns a stored state of that version into one of the next version."""
     is_job: bool = False
     """Whether it is a job: its state is the payload of the caller, which no outcome changes."""
+    retention: Mapping[str, timedelta] = msgspec.field(default_factory=dict[str, timedelta])
+    """How long ended instances are kept, by status: `done`, `failed`, `cancelled`. Others: by the settings."""
     defaults: Defaults = NO_DEFAULTS
     """Options of inserts that do not give them."""
 

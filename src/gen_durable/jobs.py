@@ -18,7 +18,15 @@ from ._typing import ResultT, StateT, TypeVar
 from .context import Context
 from .definition import Definition, MachineDef, Pool, StepDef, definition_of
 from .errors import OptionError, StateTypeError, StepSignatureError, UsageError
-from .machine import check_lease, check_options, check_pool, check_retry, check_storable, check_timeout
+from .machine import (
+    check_lease,
+    check_options,
+    check_pool,
+    check_retry,
+    check_storable,
+    check_timeout,
+    checked_retention,
+)
 from .outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
 from .refs import Insertable, KeyOption, checked_defaults
 from .retry import Backoff, backoff
@@ -41,6 +49,9 @@ _OPTIONS: Final = (
     "priority",
     "concurrency_key",
     "rate_limit",
+    "retention_done",
+    "retention_failed",
+    "retention_cancelled",
 )
 
 Q = ParamSpec("Q")
@@ -126,6 +137,9 @@ def job(
     priority: int | None = None,
     concurrency_key: KeyOption | None = None,
     rate_limit: KeyOption | None = None,
+    retention_done: timedelta | None = None,
+    retention_failed: timedelta | None = None,
+    retention_cancelled: timedelta | None = None,
     **unknown: Never,
 ) -> _JobDecorator:
     """Make a function a job. It takes `()`, `(payload)` or `(payload, ctx)` and returns the result.
@@ -158,6 +172,9 @@ def job(
         concurrency_key: the concurrency key of inserts that do not give one: a key, or a function of the payload, such
             as `lambda invoice: ("tenant", invoice.tenant)`.
         rate_limit: the same for the rate limit.
+        retention_done: how long done instances are kept; default: `settings.retention_done`.
+        retention_failed: the same for failed instances.
+        retention_cancelled: the same for cancelled instances.
         unknown: none; any other option raises `OptionError` with a hint.
 
     Raises:
@@ -175,6 +192,12 @@ def job(
     check_timeout(timeout, where)
     policy = retry if max_attempts is None else msgspec.structs.replace(retry, max_attempts=max_attempts)
     letters = _dead_letter(dead_letter, name)
+    kept_for = {
+        "retention_done": retention_done,
+        "retention_failed": retention_failed,
+        "retention_cancelled": retention_cancelled,
+    }
+    retention = checked_retention(where, keep, kept_for)
     defaults = checked_defaults(
         where, priority=priority, concurrency_key=concurrency_key, rate_limit=rate_limit
     )
@@ -210,6 +233,7 @@ def job(
             keep=keep,
             is_job=True,
             defaults=defaults,
+            retention=retention,
         )
         return JobFunction(function, definition)
 

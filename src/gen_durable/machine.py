@@ -24,7 +24,7 @@ from typing import (
 
 import msgspec
 
-from ._checks import checked_duration, duration_text
+from ._checks import MAX_DELAY, checked_duration, duration_text
 from ._dictionary import Place, did_you_mean
 from ._shapes import unsupported_types
 from ._typing import ResultT, StateT, T_co, TypeVar
@@ -54,6 +54,7 @@ __all__ = [
     "check_retry",
     "check_storable",
     "check_timeout",
+    "checked_retention",
     "step",
     "upgrade",
 ]
@@ -85,7 +86,8 @@ class Machine(Definition[StateT, ResultT]):
     an instance.
 
     Options of the class statement: `name`, `version`, `queue`, `retry`, `lease`, `keep`, `priority`, `max_attempts`,
-    `concurrency_key`, `rate_limit`; see `__init_subclass__`.
+    `concurrency_key`, `rate_limit`, `retention_done`, `retention_failed`, `retention_cancelled`; see
+    `__init_subclass__`.
 
     Raises:
         DefinitionError: the definition is invalid; raised when the class is defined.
@@ -100,6 +102,9 @@ class Machine(Definition[StateT, ResultT]):
         "max_attempts": None,
         "concurrency_key": None,
         "rate_limit": None,
+        "retention_done": None,
+        "retention_failed": None,
+        "retention_cancelled": None,
     }
 
     if not TYPE_CHECKING:
@@ -123,6 +128,9 @@ class Machine(Definition[StateT, ResultT]):
         max_attempts: int | None = None,
         concurrency_key: KeyOption | None = None,
         rate_limit: KeyOption | None = None,
+        retention_done: timedelta | None = None,
+        retention_failed: timedelta | None = None,
+        retention_cancelled: timedelta | None = None,
         **unknown: Never,
     ) -> None:
         """Read the options of a class. Subclasses inherit all of them except name and version.
@@ -145,6 +153,10 @@ class Machine(Definition[StateT, ResultT]):
             concurrency_key: one instance with this key executes at a time, or as many as its limit allows. A key, or a
                 function of the state: `lambda order: ("tenant", order.tenant)`.
             rate_limit: the rate limit of the first start, as a key or a function of the state.
+            retention_done: how long done instances are kept; default: `settings.retention_done`. It applies to
+                instances that end after a worker has registered it.
+            retention_failed: the same for failed instances.
+            retention_cancelled: the same for cancelled instances.
             unknown: none; any other option raises `OptionError` with a hint.
 
         Raises:
@@ -163,6 +175,9 @@ class Machine(Definition[StateT, ResultT]):
             "max_attempts": max_attempts,
             "concurrency_key": concurrency_key,
             "rate_limit": rate_limit,
+            "retention_done": retention_done,
+            "retention_failed": retention_failed,
+            "retention_cancelled": retention_cancelled,
         }
         cls.__options__ = {
             **cls.__options__,
@@ -205,7 +220,8 @@ class Machine(Definition[StateT, ResultT]):
 
 
 _DEFAULTS: Final = ("priority", "max_attempts", "concurrency_key", "rate_limit")
-_MACHINE_OPTIONS: Final = ("name", "version", "queue", "retry", "lease", "keep", *_DEFAULTS)
+_RETENTION: Final = ("retention_done", "retention_failed", "retention_cancelled")
+_MACHINE_OPTIONS: Final = ("name", "version", "queue", "retry", "lease", "keep", *_DEFAULTS, *_RETENTION)
 _STEP_OPTIONS: Final = (
     "initial",
     "retry",
@@ -509,6 +525,11 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
         version=version,
         queue=cls.__options__["queue"],
         keep=cls.__options__["keep"],
+        retention=checked_retention(
+            f"machine '{name}'",
+            cls.__options__["keep"],
+            {each: cls.__options__[each] for each in _RETENTION},
+        ),
         defaults=checked_defaults(f"machine '{name}'", **{each: cls.__options__[each] for each in _DEFAULTS}),
         steps={
             item.name: StepDef(
@@ -680,6 +701,24 @@ def check_timeout(timeout: object, where: str) -> None:
         raise OptionError(
             f"timeout of {where} is {duration_text(duration)}", "it must be positive and at most 1 year"
         )
+
+
+def checked_retention(where: str, keep: object, given: Mapping[str, object]) -> dict[str, timedelta]:
+    """Check the options `retention_done`, `retention_failed` and `retention_cancelled`; return them by status."""
+    found: dict[str, timedelta] = {}
+    for option, value in given.items():
+        if value is None:
+            continue
+        duration = checked_duration(value, f"{option} of {where}", OptionError)
+        if not timedelta(0) < duration <= MAX_DELAY:
+            advice = "it must be positive and at most 100 years"
+            if option == "retention_done":
+                advice += "; keep=False deletes done instances at once"
+            raise OptionError(f"{option} of {where} is {duration_text(duration)}", advice)
+        found[option.removeprefix("retention_")] = duration
+    if "done" in found and keep is False:
+        raise OptionError(f"{where} has keep=False and retention_done", "remove one of them")
+    return found
 
 
 def check_pool(pool: object, function: FunctionType, where: str) -> None:

@@ -8,6 +8,7 @@ from tests.interleavings.scenarios import collecting
 
 _STATUS = number("sweep_ended", "status")
 _AGE = f"g.finished_at < statement_timestamp() - {number('sweep_ended', 'retention')}::interval"
+_EXPIRED = f"g.expires_at < statement_timestamp() - {number('sweep_expired', 'retention')}::interval"
 _NEEDED = "where p.id = g.parent_id and p.status <> 'done'"
 
 MUTANTS = [
@@ -60,8 +61,21 @@ MUTANTS = [
         changes=[
             Change(
                 "sweep_ended",
-                f"where g.status = {_STATUS}::pg_catalog.text::gen_durable.durable_status and g.deleted_at is null"
-                f" and g.collected_at is null\n     and {_AGE}\n",
+                f"where g.status = {_STATUS}::pg_catalog.text::gen_durable.durable_status and g.expires_at is null"
+                f" and g.deleted_at is null\n     and g.collected_at is null\n     and {_AGE}\n",
+                "where true\n",
+            )
+        ],
+    ),
+    Mutant(
+        name="rows that expire are not checked again",
+        scenario=collecting.gc_and_retry("expired"),
+        reason="reported as retried, but it is gone",
+        changes=[
+            Change(
+                "sweep_expired",
+                "where g.finished_at is not null and g.deleted_at is null and g.collected_at is null\n"
+                f"     and {_EXPIRED}\n",
                 "where true\n",
             )
         ],

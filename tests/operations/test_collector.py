@@ -12,20 +12,31 @@ import pytest
 
 from gen_durable import (
     AsyncClient,
+    Await,
+    Cancel,
+    Context,
+    Done,
     Duplicate,
     ExecutionStatus,
     InstanceCollectedError,
+    Machine,
     NotRetried,
+    Outcome,
     Retried,
     Settings,
     Status,
+    Stop,
     Worker,
+    job,
+    step,
 )
 from gen_durable._db import collect
 from gen_durable._db.pool import Database
 from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.maintenance.collector import Collector
+from gen_durable.errors import OptionError
 from gen_durable.telemetry import GcSwept, OutboxExpired, Telemetry
+from gen_durable.testing import AsyncHarness, Crash
 from tests.operations.rows import EVERY, count, ids, put
 from tests.outbox.machines import Teller
 from tests.support.machines import Plain
@@ -362,3 +373,91 @@ async def test_sweep_of_many_pages_is_logged_once(
     assert caplog.messages == [
         f"instances collected: {2 * collect.PAGE + 1} deleted, 0 reduced to their keys"
     ]
+
+
+class Kept(
+    Machine[str, None],
+    retention_done=timedelta(hours=2),
+    retention_failed=timedelta(days=30),
+    retention_cancelled=timedelta(hours=1),
+):
+    """Declares how long it is kept; ends as its state says."""
+
+    @step
+    async def run(self, ctx: Context[str]) -> Outcome[None]:
+        match ctx.state:
+            case "stop":
+                return Stop("no")
+            case "cancel":
+                raise Cancel("no")
+            case "wait":
+                return Await("go", then=self.run)
+        return Done()
+
+
+HOURS_KEPT = {"done": 2, "stop": 720, "cancel": 1, "wait": 1, "crash": 720}
+
+
+@pytest.mark.clause("GC-15")
+@pytest.mark.parametrize("durable_settings", [Settings(crash_limit=1)])
+@pytest.mark.parametrize("how", HOURS_KEPT)
+async def test_machine_declares_how_long_its_instances_are_kept(
+    async_durable: AsyncHarness, database: Database, db: Any, how: str
+) -> None:
+    hours = HOURS_KEPT[how]
+    ref = await async_durable.insert(Kept, how)
+    if how == "crash":
+        with async_durable.crash_at(Kept.run), pytest.raises(Crash):
+            await async_durable.drain()
+    await async_durable.drain()
+    if how == "wait":
+        await async_durable.cancel(ref)
+    other = await put(db, "done", days=0)
+    async_durable.advance(hours=hours - 0.1)
+    assert await sweep(database, Settings.load(retention_done=3650 * DAY)) == 0
+    async_durable.advance(hours=0.2)
+    assert await sweep(database, Settings.load(retention_done=3650 * DAY)) == 1
+    assert await ids(db) == [other]
+
+
+@pytest.mark.clause("GC-15")
+async def test_declared_retention_wins_over_the_settings(
+    durable_dsn: str, db: Any, database: Database
+) -> None:
+    settings = Settings.load(retention_done=timedelta(0), poll_interval=CALM.poll_interval)
+    async with Worker([Kept, Plain], dsn=durable_dsn, settings=settings) as worker:
+        refs = [await worker.insert(Kept, "done"), await worker.insert(Kept, "stop")]
+        await worker.wait_all(refs, timeout=PATIENCE)
+    assert await ids(db) == [ref.id for ref in refs]
+    assert (
+        await sweep(database, Settings.load(retention_failed=timedelta(0), retention_done=timedelta(0))) == 0
+    )
+
+
+@pytest.mark.clause("GC-15")
+async def test_retried_instance_does_not_expire(
+    async_durable: AsyncHarness, database: Database, db: Any
+) -> None:
+    ref = await async_durable.insert(Kept, "stop")
+    await async_durable.drain()
+    await async_durable.retry(ref, state="wait")
+    await async_durable.drain()
+    async_durable.advance(days=31)
+    assert await sweep(database) == 0
+    assert await db.fetchval("select expires_at from gen_durable.gen_durable where id = $1", ref.id) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"retention_done": timedelta(0)}, "retention_done of job 'j' is 0s; it must be positive"),
+        ({"retention_failed": 7}, "retention_failed of job 'j' is a number without a unit"),
+        (
+            {"retention_done": DAY, "keep": False},
+            "job 'j' has keep=False and retention_done; remove one of them",
+        ),
+    ],
+)
+def test_invalid_retention_is_rejected(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        job("j", **options)

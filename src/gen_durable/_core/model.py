@@ -274,6 +274,8 @@ class CommitEntry(msgspec.Struct, kw_only=True, gc=False):
     """Of `stop`: whether the instance ends without running its undo steps."""
     keep: bool = True
     """Of `done`: whether the row stays. `False`: the commit deletes it."""
+    expires: bool = False
+    """Of `done`: whether the machine declares how long the row stays."""
     effect: Effect | None = None
     """Runs in the transaction that commits this outcome."""
     events: tuple[EventRow, ...] = ()

@@ -242,6 +242,7 @@ def _entry(
                 if not machine.is_job and (machine.keep or execution.parent_id is not None)
                 else None,
                 keep=machine.keep,
+                expires="done" in machine.retention,
                 error=error,
                 effect=outcome.effect,
                 events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),

@@ -37,7 +37,8 @@ PAGE: Final = 500
 # Blocks of a table that one statement of a walk reads: 2 MB.
 _BLOCKS: Final = 256
 
-Ended: TypeAlias = Literal["done", "failed", "cancelled", "deleted"]
+Ended: TypeAlias = Literal["done", "failed", "cancelled", "expired", "deleted"]
+"""Which rows a sweep removes. `expired`: those whose machine declares its retention, in any status."""
 
 
 class Cursor(msgspec.Struct, frozen=True):
@@ -63,10 +64,8 @@ class Swept(msgspec.Struct, frozen=True):
 def sweep(ended: Ended, retention: timedelta, after: Cursor) -> Plan[Swept]:
     """Collect the next page of instances that ended this way, before the retention."""
     place = {"retention": retention, "after_at": after.at, "after_id": after.id}
-    call = (
-        _SQL["sweep_deleted"](**place) if ended == "deleted" else _SQL["sweep_ended"](status=ended, **place)
-    )
-    (row,) = yield call
+    own = {"deleted": "sweep_deleted", "expired": "sweep_expired"}.get(ended)
+    (row,) = yield _SQL["sweep_ended"](status=ended, **place) if own is None else _SQL[own](**place)
     following = Cursor(row["last_at"], row["last_id"]) if row["seen"] == PAGE else None
     return Swept(row["deleted"], row["stripped"], following)
 

@@ -13,15 +13,34 @@
 -- checked again under the row lock.
 with page as materialized (
   select g.id, g.finished_at as at from gen_durable.gen_durable g
-   where g.status = :status::text::gen_durable.durable_status and g.finished_at is not null and g.deleted_at is null
-     and g.collected_at is null and g.finished_at < statement_timestamp() - :retention::interval
+   where g.status = :status::text::gen_durable.durable_status and g.finished_at is not null and g.expires_at is null
+     and g.deleted_at is null and g.collected_at is null and g.finished_at < statement_timestamp() - :retention::interval
      and (g.finished_at, g.id) > (:after_at::timestamptz, :after_id::bigint)
    order by g.finished_at, g.id limit 500
 ), due as materialized (
   select g.id, {is_free} as is_free
     from page join gen_durable.gen_durable g on g.id = page.id
-   where g.status = :status::text::gen_durable.durable_status and g.deleted_at is null and g.collected_at is null
+   where g.status = :status::text::gen_durable.durable_status and g.expires_at is null and g.deleted_at is null
+     and g.collected_at is null
      and g.finished_at < statement_timestamp() - :retention::interval
+     and {not_needed_by_parent}
+   order by g.id desc for update of g skip locked
+), {collected}, {stripped}, {signals}, {history}, {swept}
+select * from swept
+
+-- name: sweep_expired
+-- The same for rows whose machine declares its retention, whatever their status.
+with page as materialized (
+  select g.id, g.expires_at as at from gen_durable.gen_durable g
+   where g.finished_at is not null and g.expires_at is not null and g.deleted_at is null and g.collected_at is null
+     and g.expires_at < statement_timestamp() - :retention::interval
+     and (g.expires_at, g.id) > (:after_at::timestamptz, :after_id::bigint)
+   order by g.expires_at, g.id limit 500
+), due as materialized (
+  select g.id, {is_free} as is_free
+    from page join gen_durable.gen_durable g on g.id = page.id
+   where g.finished_at is not null and g.deleted_at is null and g.collected_at is null
+     and g.expires_at < statement_timestamp() - :retention::interval
      and {not_needed_by_parent}
    order by g.id desc for update of g skip locked
 ), {collected}, {stripped}, {signals}, {history}, {swept}

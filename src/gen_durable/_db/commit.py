@@ -66,7 +66,17 @@ _RARE: Final = ("presented", "deadlines", "concurrency_keys", "consumed")
 _PROFILE: Final = (
     *("statuses", "names", "advances", "repeats", "keeps_crashes", "next_attempts", "steps", "errors"),
     *("delays", "from_steps", "attempts", "leased_ats", "finishes_later", "causes"),
-    *("awaits", "timeouts", "children", "switches_keys", "rate_limits", "weights", "versions", "undos"),
+    *(
+        "awaits",
+        "timeouts",
+        "children",
+        "switches_keys",
+        "rate_limits",
+        "weights",
+        "versions",
+        "undos",
+        "expires",
+    ),
 )
 # Between JSON texts; JSON escapes control characters in strings and has none elsewhere but whitespace.
 _SEPARATOR: Final = "\x1e"
@@ -91,7 +101,7 @@ class Recorder(msgspec.Struct, frozen=True, gc=False):
         """Whether the instance is not kept, if it is done by this outcome. A child is kept: its parent reads it."""
         return (
             entry.kind == "done"
-            and not (entry.keep and self.keeps_done)
+            and not (entry.keep and (self.keeps_done or entry.expires))
             and entry.execution.parent_id is None
         )
 
@@ -489,6 +499,7 @@ def _values(
             entry.effect is not None or bool(recorder.events(entry)),
             entry.cause,
             entry.undo,
+            entry.expires,
             more,
         )
         has_final_states |= entry.state is not None
@@ -531,7 +542,9 @@ def _rare(entry: CommitEntry) -> tuple[Any, ...]:
 
 def _resolved(profile: tuple[Any, ...]) -> tuple[Any, ...]:
     """Resolve a profile to the columns that it sets."""
-    kind, step, error, delay, from_step, attempt, leased_at, finishes_later, cause, undo, rare = profile
+    kind, step, error, delay, from_step, attempt, leased_at, finishes_later, cause, undo, expires, rare = (
+        profile
+    )
     transition = TRANSITIONS[kind]
     status = transition.status
     awaits, timeout, children, *more = rare or (None,) * 7
@@ -557,6 +570,8 @@ def _resolved(profile: tuple[Any, ...]) -> tuple[Any, ...]:
         children,
         *more,
         undo,
+        # Failures and cancels are rare: the database looks up whether their machine declares a retention.
+        expires or status in ("failed", "cancelled") or None,
     )
 
 

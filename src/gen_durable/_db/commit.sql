@@ -91,6 +91,10 @@ committed as (
                            when o.status = 'done' and g.cancel_requested_at is null then null else g.undo_steps end,
          finished_at = case when g.cancel_requested_at is not null or o.status in ('done', 'failed', 'cancelled')
                             then statement_timestamp() end,
+         expires_at = case when g.cancel_requested_at is not null or o.expires
+                           then statement_timestamp() + gen_durable.retention_of(
+                                  g.fsm, coalesce(o.version, g.fsm_version),
+                                  case when g.cancel_requested_at is null then o.status else 'cancelled' end) end,
          updated_at = statement_timestamp()
     from (select outcome.*, ((select :statuses::text[]::gen_durable.durable_status[]))[profile] as status,
                  (:names::text[])[profile] as name, (:advances::int[])[profile] as advance,
@@ -103,7 +107,7 @@ committed as (
                  (:timeouts::interval[])[profile] as timeout, (:children::int[])[profile] as children,
                  (:switches_keys::boolean[])[profile] as switches_key, (:rate_limits::text[])[profile] as rate_limit,
                  (:weights::int[])[profile] as weight, (:versions::int[])[profile] as version,
-                 (:undos::text[])[profile] as undo
+                 (:undos::text[])[profile] as undo, (:expires::boolean[])[profile] as expires
             from unnest(:ids::text::bigint[], :lease_tokens::text::bigint[], :step_seqs::text::bigint[], :profiles::text::int[],
                         string_to_array(:payloads::text, e'\x1e', ''), :started_ats::text::double precision[], :final_states::text[],
                         :failures::text[],

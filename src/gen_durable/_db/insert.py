@@ -156,6 +156,7 @@ def register(machines: Sequence[Description]) -> Plan[None]:
         steps=[_json(each.steps) for each in machines],
         graphs=[_json(each.graph) for each in machines],
         defaults=[_json(_defaults(each.definition)) for each in machines],
+        retentions=[_json(_retention(each.definition)) for each in machines],
         on_failures=[_json(_on_failure(each.definition)) for each in machines],
         state_schemas=[_json(each.state_schema) for each in machines],
         on_cancels=[_json(_on_cancel(each.definition)) for each in machines],
@@ -182,6 +183,11 @@ def _defaults(machine: MachineDef) -> dict[str, object] | None:
     if machine.defaults.computed:
         found["computed"] = machine.defaults.computed
     return found or None
+
+
+def _retention(machine: MachineDef) -> dict[str, float] | None:
+    """How long ended instances are kept, in seconds; `None` if the machine declares nothing."""
+    return {status: kept.total_seconds() for status, kept in machine.retention.items()} or None
 
 
 def _on_failure(machine: MachineDef) -> dict[str, str] | None:

@@ -100,6 +100,9 @@ judged as materialized (
          eligible_at = statement_timestamp() + case when judged.verdict = 'moved' then interval '0'
                                                     else make_interval(secs => least(300, power(2, least(g.crash_count, 10)))) end,
          finished_at = case when judged.verdict in ('cancelled', 'failed') then statement_timestamp() end,
+         expires_at = case when judged.verdict in ('cancelled', 'failed')
+                           then statement_timestamp() + gen_durable.retention_of(
+                                  g.fsm, g.fsm_version, judged.verdict::gen_durable.durable_status) end,
          updated_at = statement_timestamp()
     from judged
    where g.id = judged.id and (judged.verdict = 'moved' or not gen_durable.crash_redirects(

@@ -8,7 +8,7 @@ update gen_durable.gen_durable
        lease_expires_at = lease_expires_at - :by::interval, finished_at = finished_at - :by::interval,
        cancel_requested_at = cancel_requested_at - :by::interval, deleted_at = deleted_at - :by::interval,
        leased_at = leased_at - :by::interval, started_at = started_at - :by::interval,
-       collected_at = collected_at - :by::interval,
+       collected_at = collected_at - :by::interval, expires_at = expires_at - :by::interval,
        rate_turn_at = rate_turn_at - :by::interval
 
 -- name: advance_buckets

@@ -40,6 +40,7 @@ _STOPPED: Final = (
 )
 # The collector has chosen its page and has not locked it yet.
 PAUSE_AFTER_PAGE: Final = Change("sweep_ended", _AFTER_PAGE, _STOPPED)
+PAUSE_AFTER_EXPIRED: Final = Change("sweep_expired", _AFTER_PAGE, _STOPPED)
 PAUSE_AFTER_DELETED: Final = Change("sweep_deleted", _AFTER_PAGE, _STOPPED)
 
 
@@ -109,7 +110,7 @@ def gc_and_insert() -> Scenario:
     )
 
 
-def gc_and_retry() -> Scenario:
+def gc_and_retry(ended: collect.Ended = "failed") -> Scenario:
     """The instance is collected or retried, completely."""
 
     def check(end: End) -> None:
@@ -122,11 +123,11 @@ def gc_and_retry() -> Scenario:
             require(not end.after.executions and not end.after.audit, "something of it is left")
 
     return Scenario(
-        name="gc × retry",
-        setup=failed(1),
-        sessions={"G": [swept("failed")], "R": [retry(1)]},
+        name="gc × retry" + " of a row that expires" * (ended == "expired"),
+        setup=failed(1, expires_at=PAST if ended == "expired" else None),
+        sessions={"G": [swept(ended)], "R": [retry(1)]},
         check=check,
-        pauses=[PAUSE_AFTER_PAGE],
+        pauses=[PAUSE_AFTER_EXPIRED if ended == "expired" else PAUSE_AFTER_PAGE],
         never_wait=_G,
     )
 
@@ -226,6 +227,7 @@ SCENARIOS = [
     gc_and_retry_of_the_parent(),
     gc_and_insert(),
     gc_and_retry(),
+    gc_and_retry("expired"),
     gc_and_retry_of_a_holder(),
     gc_and_restore(),
     gc_of_letters(),

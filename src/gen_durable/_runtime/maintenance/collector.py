@@ -42,6 +42,7 @@ class Collector(Service):
             "done": settings.retention_done,
             "cancelled": settings.retention_cancelled,
             "failed": settings.retention_failed,
+            "expired": timedelta(0),
             "deleted": settings.retention_deleted,
         }
         # The current sweep: kinds that are not finished, each with its next page.

@@ -91,6 +91,8 @@ create table gen_durable.gen_durable (
   inserted_at         timestamptz not null default statement_timestamp(),
   updated_at          timestamptz not null default statement_timestamp(),
   finished_at         timestamptz,
+  expires_at          timestamptz,                        -- when the collector may remove an ended row whose machine declares its
+                                                          -- retention; null: the settings of the worker decide
   collected_at        timestamptz,                        -- when the collector removed state and result; the row stays because it
                                                           -- occupies a key
 
@@ -147,7 +149,9 @@ create index gen_durable_parent on gen_durable.gen_durable (parent_id, parent_ro
 create index gen_durable_deadline on gen_durable.gen_durable (await_deadline)
   where status = 'awaiting_signal' and await_deadline is not null;
 create index gen_durable_finished on gen_durable.gen_durable (status, finished_at, id)
-  where finished_at is not null and deleted_at is null and collected_at is null;
+  where finished_at is not null and expires_at is null and deleted_at is null and collected_at is null;
+create index gen_durable_expiring on gen_durable.gen_durable (expires_at, id)
+  where finished_at is not null and expires_at is not null and deleted_at is null and collected_at is null;
 create index gen_durable_deleted on gen_durable.gen_durable (deleted_at, id)
   where deleted_at is not null and finished_at is not null;
 -- Instances that run undo steps, or have run them: lists and doctor.
@@ -174,9 +178,17 @@ create table gen_durable.machines (
   defaults     jsonb,                                     -- of inserts without code: priority, max_attempts, concurrency_key,
                                                           -- rate_limit; `computed`: options that only code can compute
   on_failure   jsonb,                                     -- step -> the step after its failure, for the reaper; null: none
+  retention    jsonb,                                     -- seconds by final status; without one, the settings of workers decide
   updated_at   timestamptz not null default statement_timestamp(),
   primary key (fsm, fsm_version)
 );
+
+-- How long an instance that ends is kept; null: the settings of the worker that collects decide. RETURN, so that it is inlined.
+create function gen_durable.retention_of(fsm text, version int, status gen_durable.durable_status) returns interval
+language sql stable
+return (select make_interval(secs => (m.retention ->> status::text)::double precision) from gen_durable.machines m
+         where m.fsm = retention_of.fsm and m.fsm_version = retention_of.version);
+revoke execute on function gen_durable.retention_of from public;
 
 -- Instances as clients read them, in types that every driver knows.
 create view gen_durable.snapshots as

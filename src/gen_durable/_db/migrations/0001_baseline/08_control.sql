@@ -73,6 +73,7 @@ begin
   update gen_durable.gen_durable g
      set execution = g.execution + (g.status <> 'executing' and g.execution < 2147483647)::int,
          status = 'cancelled', rest_step = g.step, finished_at = statement_timestamp(), updated_at = statement_timestamp(),
+         expires_at = statement_timestamp() + gen_durable.retention_of(g.fsm, g.fsm_version, 'cancelled'),
          lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null, leased_at = null,
          started_at = null, presented = null, gated = false, rate_turn_at = null, children_pending = 0
    where g.id = any (ending);
@@ -295,7 +296,7 @@ begin
                               when g.status = 'failed' and g.crash_count = 0 and g.spawn_round = g.step_seq - 1
                               then g.step_seq else g.spawn_round end,
            state = coalesce(new_state::jsonb, g.state), attempt = 0, crash_count = 0, result = null,
-           last_error = null, error = null, eligible_at = statement_timestamp(), finished_at = null, collected_at = null,
+           last_error = null, error = null, eligible_at = statement_timestamp(), finished_at = null, expires_at = null, collected_at = null,
            cancel_requested_at = null, cancel_reason = null, cancelled_by = null, updated_at = statement_timestamp()
      where g.id = any (retried);
   exception when unique_violation then

@@ -91,5 +91,6 @@ drop table gen_durable.audit_events, gen_durable.settings;
 drop type gen_durable.audit_level;
 
 drop view gen_durable.snapshots;
+drop function gen_durable.retention_of(text, int, gen_durable.durable_status);
 drop table gen_durable.machines, gen_durable.gen_durable;
 drop type gen_durable.durable_status;
