@@ -51,8 +51,8 @@ _WAITING_AS_SEEN = (
 
 
 _COUNTED = """(select count(*)::int from gen_durable.gen_durable child
-                            where child.parent_id = parent.id and child.parent_round = parent.spawn_round
-                              and child.status not in ('done', 'failed', 'cancelled')) as pending"""
+                                where child.parent_id = parent.id and child.parent_round = parent.spawn_round
+                                  and child.status not in ('done', 'failed', 'cancelled')) as pending"""
 
 
 def _rejoin_with_an_old_count() -> Plan[Flushed]:
@@ -228,7 +228,7 @@ CANCELS = [
         name="force asks, too",
         scenario=cancels.force_commit_and_reap("retry"),
         reason="the zombie or the reaper had its way",
-        changes=[Change(SCHEMA, "where g.status <> 'executing' or force", "where g.status <> 'executing'")],
+        changes=[Change(SCHEMA, "where force or g.status <> 'executing'", "where g.status <> 'executing'")],
     ),
     Mutant(
         name="cancel leaves the inbox",
@@ -252,8 +252,8 @@ DELETES = [
         changes=[
             Change(
                 SCHEMA,
-                "gen_durable.cancel_rows(target_ids, reason, actor, false)",
-                "gen_durable.cancel_rows('{}', reason, actor, false)",
+                "gen_durable.cancel_rows(target_ids, reason, actor, false, false, false)",
+                "gen_durable.cancel_rows('{}', reason, actor, false, false, false)",
             ),
             _NO_TRIGGER,
         ],
@@ -265,8 +265,8 @@ DELETES = [
         changes=[
             Change(
                 SCHEMA,
-                "gen_durable.cancel_rows(target_ids, reason, actor, false)",
-                "gen_durable.cancel_rows('{}', reason, actor, false)",
+                "gen_durable.cancel_rows(target_ids, reason, actor, false, false, false)",
+                "gen_durable.cancel_rows('{}', reason, actor, false, false, false)",
             ),
             _NO_TRIGGER,
         ],
@@ -470,7 +470,7 @@ RETRIES = [
         name="a rejoin waits for the children that were live when they were loaded",
         scenario=retries.rejoin_and_end_of_child(),
         reason="barrier counts wrong",
-        changes=[Change("fix_barriers", _COUNTED, "1 as pending")],
+        changes=[Change(SCHEMA, _COUNTED, "1 as pending")],
     ),
     Mutant(
         name="a rejoin counts the children before it has the lock of the parent",

@@ -8,7 +8,10 @@ from collections.abc import Collection
 from tests.interleavings.session import Session, signals_gained, transitions
 from tests.interleavings.world import TERMINAL, Row, World
 
-_ENDS = frozenset({"succeeded", "retried", "failed", "crashed", "released", "cancelled", "edited"})
+_ENDS = frozenset(
+    {"succeeded", "retried", "failed", "crashed", "released", "cancelled", "edited"}
+    | {"compensating", "redirected"}
+)
 
 
 class BrokenError(Exception):
@@ -76,7 +79,7 @@ def check_audit(before: World, after: World) -> None:
         seqs = [
             event["data"]["step_seq"]
             for event in events
-            if event["event"] in ("succeeded", "edited")
+            if event["event"] in ("succeeded", "edited", "compensating", "redirected")
             or (event["event"] == "crashed" and "to" in event["data"])
             or (event["event"] == "failed" and "poison" not in event["data"].values())
         ]

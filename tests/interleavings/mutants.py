@@ -478,7 +478,7 @@ GUARDS = [
         name="refused children are waited for",
         scenario=children.spawn_and_reap(),
         reason="barrier counts wrong",
-        changes=[Change("fix_barriers", "where g.id = barrier.id", "where false and g.id = barrier.id")],
+        changes=[Change(SCHEMA, "where g.id = barrier.id", "where false and g.id = barrier.id")],
     ),
     Mutant(
         name="a child's end counts in every round",

@@ -26,6 +26,7 @@ Make: TypeAlias = "Callable[[Session], Plan[Any] | None]"
 
 # No grace: a chained step may be reaped at once.
 RECORDER: Final = commits.Recorder(WORKER, "all", timedelta(0))
+_EXECUTING_OR_ENDED: Final = ("executing", "done", "failed", "cancelled")
 # Plain reads hold no lock, so the end of their transaction does not matter.
 _READS: Final = frozenset(
     {"inboxes", "children", "still_held", "commit_status", "stuck_keys", "due_schedules", "find_schedule"}
@@ -263,7 +264,32 @@ def transitions(sessions: Iterable[Session]) -> Counter[int]:
         if entry.kind not in ("retry", "release", "rejoin", "defer")
     )
     made.update(id for result in results if isinstance(result, Reaped) for id in result.moved)
+    for result in results:
+        made.update(_redirected(result))
     return made
+
+
+def _redirected(result: Any) -> Iterable[int]:
+    """The instances that went to another step instead of ending, where that is not counted as an outcome."""
+    match result:
+        case Flushed():
+            for entry, one in zip(result.entries, result.report.results, strict=True):
+                if isinstance(one, Committed) and one.redirect and entry.kind in ("retry", "release"):
+                    yield entry.id
+        case Reaped():
+            yield from (one.id for one in result.redirected)
+        case list():
+            for row in result:
+                # The answers of a cancel. asyncpg.Record is not a Mapping.
+                if (
+                    hasattr(row, "keys")
+                    and "was" in row.keys()  # noqa: SIM118
+                    and row["was"] not in _EXECUTING_OR_ENDED
+                    and row["status"] in ("runnable", "awaiting_children")
+                ):
+                    yield row["id"]
+        case _:
+            pass
 
 
 def signals_gained(sessions: Iterable[Session]) -> Counter[int]:

@@ -11,6 +11,7 @@ from tests.interleavings import (
     edit_mutants,
     event_mutants,
     schedule_mutants,
+    undo_mutants,
     unkept_mutants,
     upgrade_mutants,
 )
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
         *audit_mutants.MUTANTS,
         *schedule_mutants.MUTANTS,
         *collecting_mutants.MUTANTS,
+        *undo_mutants.MUTANTS,
         *unkept_mutants.MUTANTS,
         *upgrade_mutants.MUTANTS,
     ],

@@ -22,6 +22,7 @@ from tests.interleavings.scenarios import (
     retries,
     schedules,
     signals,
+    undo,
     unkept,
     upgrades,
 )
@@ -41,6 +42,7 @@ AREAS = (
     events,
     schedules,
     collecting,
+    undo,
     unkept,
     upgrades,
 )
@@ -100,6 +102,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     "RTY-6",
     "EDT-3",
     "EDT-4",
+    "UNDO-1",
+    "UNDO-2",
+    "UNDO-8",
+    "UNDO-9",
+    "UNDO-13",
 )
 @pytest.mark.parametrize(("scenario", "pins", "most"), CASES)
 async def test_every_order_passes(bench: Bench, scenario: Scenario, pins: Pins, most: int | None) -> None:

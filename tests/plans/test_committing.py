@@ -124,7 +124,7 @@ async def test_parking_rows_check_their_inboxes(explainer: Explainer) -> None:
 
 
 async def test_rejected_children_fix_the_barrier(explainer: Explainer) -> None:
-    (found,) = await explainer.explain(statement("commit.sql", "fix_barriers", ids=PARENTS[:100]))
+    found, *_ = await explainer.explain(statement("commit.sql", "fix_barriers", ids=PARENTS[:100]))
     assert found.rows == 100
     # Each parent has ten children, each on another page.
     check(found, {*PKEY, "gen_durable_parent"}, blocks=40 * 100)

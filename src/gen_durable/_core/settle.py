@@ -239,7 +239,8 @@ def _entry(
                 kind="done",
                 payload=result,
                 state=_changed_state(state, execution, machine, bounds)
-                if not machine.is_job and (machine.keep or execution.parent_id is not None)
+                if not machine.is_job
+                and (machine.keep or machine.undo_steps or execution.parent_id is not None)
                 else None,
                 keep=machine.keep,
                 expires="done" in machine.retention,

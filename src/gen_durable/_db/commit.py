@@ -217,6 +217,7 @@ def _unwind(
         failure=entry.failure,
         cause=entry.cause if status == "failed" else None,
         state=entry.state if entry.kind == "done" else entry.payload if entry.kind == "stop" else None,
+        version=entry.version,
         consumed=[row.id for row in execution.awaited] if status == "done" else None,
         worker=recorder.worker,
         record=recorder.level,

@@ -225,7 +225,7 @@ select unwound.action, unwound.redirect, unwound.status, unwound.queue, unwound.
            for no key update) held
  cross join lateral gen_durable.unwind(
          held.id, :ends_as::text::gen_durable.durable_status, :skips_undo::boolean, :reason::text, :failure::text::jsonb,
-         :cause::text, :state::text, :consumed::bigint[], :worker::text, :record::text) as unwound
+         :cause::text, :state::text, :version::int, :consumed::bigint[], :worker::text, :record::text) as unwound
 
 -- name: recheck
 -- After parking: make an instance runnable again if an awaited signal is already in its inbox. A separate statement, so that it

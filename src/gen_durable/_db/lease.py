@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import msgspec
 
-from .._core.model import Lease
+from .._core.model import Lease, Redirect
 from ..config import RecordLevel, Settings
 from . import admission
 from .insert import dead_letter_failed
@@ -19,6 +19,7 @@ __all__ = [
     "CrashPolicy",
     "Expired",
     "Reaped",
+    "Redirected",
     "Suspect",
     "end_deleted",
     "expire",
@@ -55,6 +56,16 @@ class CrashPolicy(msgspec.Struct, frozen=True):
         return {"crash_limit": self.limit, "record": self.level, "alerts": self.alerts}
 
 
+class Redirected(msgspec.Struct, frozen=True, gc=False):
+    """An instance that went to another step instead of ending."""
+
+    id: int
+    fsm: str
+    step: str
+    """The step in which its process died."""
+    redirect: Redirect
+
+
 class Reaped(msgspec.Struct, frozen=True, gc=False):
     """The result of one reap."""
 
@@ -62,6 +73,8 @@ class Reaped(msgspec.Struct, frozen=True, gc=False):
     capped: list[int]
     """Instances that failed as poison: they reached the crash limit."""
     queues: set[str]
+    redirected: list[Redirected] = []
+    """Instances that went to an undo or `on_cancel` step instead of ending."""
     moved: list[int] = []
     """Instances that reached the crash limit and continue at the `on_failure` of their step."""
 
@@ -181,7 +194,12 @@ def _reclaimed(rows: Rows) -> Plan[Reaped]:
     if freed := [row["concurrency_key"] for row in rows if row["concurrency_key"] is not None]:
         queues |= yield from admission.ungate(freed)
     moved = [row["id"] for row in rows if row["verdict"] == "moved"]
-    return Reaped([row["id"] for row in rows], list(capped), queues, moved)
+    redirected = [
+        Redirected(row["id"], row["fsm"], row["step"], row["redirect"])
+        for row in rows
+        if row["redirect"] is not None
+    ]
+    return Reaped([row["id"] for row in rows], list(capped), queues, redirected, moved)
 
 
 def has_deleted() -> Plan[bool]:

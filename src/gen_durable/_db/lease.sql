@@ -142,22 +142,22 @@ judged as materialized (
            where has_ended and parent_id is not null having count(*) > 0) ended
    cross join lateral gen_durable.join_parents(ended.parents, ended.rounds) as queue
 ), unwound as materialized (
-  select g.id, g.fsm, g.step, unwound.status, g.queue, g.concurrency_key, g.attempt
+  select g.id, g.fsm, g.step, unwound.redirect, unwound.status, g.queue, g.concurrency_key, g.attempt
     from judged join gen_durable.gen_durable g on g.id = judged.id
    cross join lateral gen_durable.unwind(
            g.id, case when judged.crash_count >= :crash_limit::int - 1 then 'failed'::gen_durable.durable_status end, false,
-           case when not judged.is_cancelled then 'poison: ' || judged.message end, judged.poison, 'poison', null, null, null,
+           case when not judged.is_cancelled then 'poison: ' || judged.message end, judged.poison, 'poison', null, null, null, null,
            :record::text) as unwound
    where judged.verdict <> 'moved'
      and gen_durable.crash_redirects(g.undo_steps, g.compensation, judged.is_cancelled, judged.verdict = 'failed')
 )
 select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped.verdict, reaped.queue, reaped.concurrency_key,
        reaped.has_ended and reaped.has_signals as has_inbox, least(reaped.attempt, 2147483646) + 1 as attempts,
-       (select released.queues from released) as released
+       (select released.queues from released) as released, null::text as redirect
   from reaped
  union all
 select unwound.id, unwound.fsm, unwound.step, unwound.status, 'unwound', unwound.queue, unwound.concurrency_key, false,
-       least(unwound.attempt, 2147483646) + 1, null
+       least(unwound.attempt, 2147483646) + 1, null, unwound.redirect
   from unwound
 
 -- part: orphaned_columns

@@ -15,7 +15,7 @@ from ..._db.failures import StatementError
 from ..._db.pool import Database
 from ..._db.sqlstates import LOCK_NOT_AVAILABLE
 from ...config import Settings
-from ...telemetry import ReaperReaped, Telemetry
+from ...telemetry import CompensationStarted, ReaperReaped, Telemetry
 from ..database_status import DatabaseStatus
 from ..service import Service
 from ..wake import Wakes
@@ -123,6 +123,9 @@ class Reaper(Service):
             self._telemetry.emit(
                 ReaperReaped(count=len(reaped.ids), ids=tuple(reaped.ids), capped=tuple(reaped.capped))
             )
+            for one in reaped.redirected:
+                if one.redirect == "undo":
+                    self._telemetry.emit(CompensationStarted(id=one.id, fsm=one.fsm, step=one.step))
             self._wakes.work(reaped.queues)
             self._wakes.ended_or_parked()
             if reaped.capped and settings.alerts:

@@ -45,7 +45,7 @@ return case when coalesce(compensation ? 'end', false)
 -- Guard: the caller has locked the row, and has checked lease token and step_seq if an execution ends.
 create function gen_durable.unwind(
   target bigint, ends_as gen_durable.durable_status, skips_undo boolean, reason text, failure jsonb, cause text, new_state text,
-  consumed bigint[], worker text, record text)
+  new_version int, consumed bigint[], worker text, record text)
 returns table (action text, redirect text, status text, queue text, has_signals boolean, final jsonb)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -75,7 +75,7 @@ begin
               'undone', coalesce(old.compensation -> 'undone', '[]') || jsonb_build_array(old.undo_steps -> -1 -> 0));
     if steps is null then
       update gen_durable.gen_durable g
-         set undo_steps = null, compensation = plan || '{"final": true}', state = coalesce(new_state::jsonb, g.state)
+         set undo_steps = null, compensation = plan || '{"final": true}'
        where g.id = target;
       return query select 'end', null::text, null::text, old.queue, old.has_signals, old.compensation -> 'end';
       return;
@@ -107,7 +107,8 @@ begin
   end if;
   update gen_durable.gen_durable g
      set status = case when g.spawn_round is null then 'runnable'::gen_durable.durable_status else 'awaiting_children' end,
-         step = next_step, rest_step = next_step, state = coalesce(new_state::jsonb, g.state), undo_steps = steps,
+         step = next_step, rest_step = next_step, state = coalesce(new_state::jsonb, g.state),
+         fsm_version = case when new_state is null then g.fsm_version else coalesce(new_version, g.fsm_version) end, undo_steps = steps,
          compensation = plan, cancel_requested_at = null, last_error = coalesce(reason, g.last_error),
          error = coalesce(unwind.failure, g.error),
          failure = coalesce(unwind.failure, case when outcome = 'undone' then g.failure end), step_seq = g.step_seq + 1,

@@ -89,7 +89,7 @@ begin
      where row.was <> 'executing' and row.id <> all (ending) order by row.id desc
   loop
     woken := woken || array(
-      select moved.queue from gen_durable.unwind(one.id, 'cancelled', false, null, null, null, null, null, null, 'all') moved
+      select moved.queue from gen_durable.unwind(one.id, 'cancelled', false, null, null, null, null, null, null, null, 'all') moved
        where moved.status = 'runnable');
   end loop;
   return query

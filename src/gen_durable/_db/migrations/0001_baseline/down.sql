@@ -1,5 +1,5 @@
 -- Drop everything, with all instances.
-drop function gen_durable.unwind(bigint, gen_durable.durable_status, boolean, text, jsonb, text, text, bigint[], text, text);
+drop function gen_durable.unwind(bigint, gen_durable.durable_status, boolean, text, jsonb, text, text, int, bigint[], text, text);
 drop function gen_durable.undo_error(jsonb, text, text);
 drop function gen_durable.crash_redirects(jsonb, jsonb, boolean, boolean);
 drop function gen_durable.redirects(jsonb, jsonb, boolean, gen_durable.durable_status);

@@ -1,0 +1,93 @@
+"""Mutants of undo and on_cancel."""
+
+from __future__ import annotations
+
+from tests.interleavings.mutants import Mutant
+from tests.interleavings.product import SCHEMA, Change
+from tests.interleavings.scenarios import undo
+from tests.interleavings.world import outcome
+
+_REDIRECTS = "     and not gen_durable.redirects(g.undo_steps, g.compensation, g.cancel_requested_at is not null, o.status)\n"
+
+MUTANTS = [
+    Mutant(
+        name="a cancelled outcome ends an instance that has undo steps",
+        scenario=undo.cancel_and_commit(outcome(1, "next", undo='[["s", "undo_s"]]')),
+        reason="ended without its undo steps",
+        changes=[Change("commit", _REDIRECTS, "")],
+    ),
+    Mutant(
+        name="a cancelled outcome adds its undo step",
+        scenario=undo.cancel_and_commit(outcome(1, "next", undo='[["s", "undo_s"]]')),
+        reason="another list",
+        changes=[
+            Change(
+                SCHEMA, "  steps := old.undo_steps;", '  steps := old.undo_steps || \'[["s", "undo_s"]]\';'
+            )
+        ],
+    ),
+    Mutant(
+        name="a cancel starts the undo again",
+        scenario=undo.cancel_and_cancel(),
+        reason="step_seq differs from the acknowledged commits",
+        changes=[
+            Change(SCHEMA, "and g.compensation ? 'end' and undo and not force\n", "and false\n"),
+            Change(SCHEMA, "     and (not undo or force or (g.compensation ? 'end') is not true);", ";"),
+        ],
+    ),
+    Mutant(
+        name="a redirect keeps the request to cancel",
+        scenario=undo.cancel_leads_to_on_cancel("next"),
+        reason="cancelled again by its next outcome",
+        changes=[Change(SCHEMA, "compensation = plan, cancel_requested_at = null,", "compensation = plan,")],
+    ),
+    Mutant(
+        name="an undo step is ended by an outcome of another lease",
+        scenario=undo.undone_twice(),
+        reason="undone twice",
+        changes=[
+            Change(
+                "unwind",
+                " and g.lease_token = $2::bigint and g.step_seq = $3::bigint",
+                " and ($2::bigint, $3::bigint) is not null",
+            )
+        ],
+    ),
+    Mutant(
+        name="the reaper ends an instance that has undo steps",
+        scenario=undo.crash_and_commit("stop"),
+        reason="ended without its undo steps",
+        changes=[
+            Change(
+                "reap",
+                "g.undo_steps, g.compensation, judged.is_cancelled",
+                "null, null, judged.is_cancelled",
+            )
+        ],
+    ),
+    Mutant(
+        name="a parent is undone while its children run",
+        scenario=undo.cancel_parent_and_end_of_child(),
+        reason="undone before its child",
+        changes=[
+            Change(
+                SCHEMA,
+                "case when g.spawn_round is null then 'runnable'::gen_durable.durable_status else 'awaiting_children' end",
+                "'runnable'::gen_durable.durable_status",
+            )
+        ],
+    ),
+    Mutant(
+        name="a child that runs its undo steps counts as ended",
+        scenario=undo.undo_of_child_and_end_of_sibling(),
+        reason="barrier counts wrong",
+        changes=[
+            Change(
+                SCHEMA,
+                "  if old.spawn_round is not null then\n",
+                "  perform gen_durable.join_parents(array[old.parent_id], array[old.parent_round]);\n"
+                "  if old.spawn_round is not null then\n",
+            )
+        ],
+    ),
+]
