@@ -18,10 +18,10 @@ from ..machine import Machine, check_annotations
 from ..refs import Insertable
 from .model import Execution
 
-__all__ = ["Machines", "Registered", "Registry", "exposed", "machines_of"]
+__all__ = ["Machines", "Registered", "Registry"]
 
 Machines: TypeAlias = Iterable[Insertable[Any, Any] | ModuleType]
-"""Machine classes, machine objects, jobs, or modules that define or import them."""
+"""Machine classes, machine objects, jobs, or modules that define them."""
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -151,34 +151,26 @@ def _flat(machines: Machines) -> Iterator[Insertable[Any, Any]]:
         raise UsageError(f"{name} is not a list of machines", f"write [{name}]")
     for item in machines:
         if isinstance(item, ModuleType):
-            found = machines_of(item)
+            found = [value for value in vars(item).values() if _is_machine_of(value, item)]
             if not found:
                 raise UsageError(
-                    f"module {item.__name__} has no machine",
-                    "pass a module that defines or imports one, or the machines",
+                    f"module {item.__name__} defines no machine",
+                    "pass a module that defines one, or the machines",
                 )
             yield from found
         else:
             yield item
 
 
-def exposed(module: ModuleType) -> list[object]:
-    """Return the values that a module exposes, imported ones included: those in `__all__`, or all if it has none."""
-    names: Iterable[str] = getattr(module, "__all__", vars(module))
-    values = [vars(module)[name] for name in names if name in vars(module)]
-    return list({id(value): value for value in values}.values())
-
-
-def machines_of(module: ModuleType) -> list[Insertable[Any, Any]]:
-    """Return the machine classes and jobs that a module exposes; without base classes that have no steps."""
-    found: list[Any] = [value for value in exposed(module) if _is_machine(value)]
-    return found
-
-
-def _is_machine(value: object) -> bool:
-    if isinstance(value, type):
-        return issubclass(value, Definition) and "__definition__" in vars(value)
-    return isinstance(value, Job)
+def _is_machine_of(value: object, module: ModuleType) -> bool:
+    if isinstance(value, Job):
+        return value.__module__ == module.__name__
+    return (
+        isinstance(value, type)
+        and issubclass(value, Definition)
+        and value.__module__ == module.__name__
+        and hasattr(value, "__definition__")
+    )
 
 
 def _class_of(machine: Any) -> type[Machine[Any, Any]]:

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 
 import click
 
-from .._core.registry import exposed, machines_of
 from .._dictionary import did_you_mean
 from .._runtime.processes.import_path import load_file
 from ..definition import Definition, definition_of
 from ..errors import GenDurableError
+from ..jobs import Job
 from ..schedules import Schedule
 from ..worker import Worker
 from .failure import Failure
@@ -32,10 +32,11 @@ def load(target: str) -> Machines | Worker:
     """Return the machines of a target, or its `Worker`."""
     place, _, name = target.partition(":")
     module = _module(place)
-    schedules = [value for value in exposed(module) if isinstance(value, Schedule)]
+    values = _exposed(module)
+    schedules = [value for value in values if isinstance(value, Schedule)]
     if name:
         return _with_schedules(_checked(_attribute(module, place, name), target), schedules, target)
-    machines: Machines = [*machines_of(module)]
+    machines: list[Any] = [value for value in values if _is_definition(value)]
     if not machines:
         raise Failure(f"{place} has no machine. If a variable holds them, name it: {place}:machines")
     return [*machines, *schedules]
@@ -80,6 +81,20 @@ def _import_file(path: Path) -> ModuleType:
 def _prepend(directory: Path) -> None:
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
+
+
+def _exposed(module: ModuleType) -> list[object]:
+    """Return the values that a module exposes, imported ones included: those in `__all__`, or all if it has none."""
+    names: Iterable[str] = getattr(module, "__all__", vars(module))
+    values = [vars(module)[name] for name in names if name in vars(module)]
+    return list({id(value): value for value in values}.values())
+
+
+def _is_definition(value: object) -> bool:
+    """Whether it is a job or a machine class; a base class without steps is not one."""
+    if isinstance(value, type):
+        return issubclass(value, Definition) and "__definition__" in vars(value)
+    return isinstance(value, Job)
 
 
 def _with_schedules(loaded: Machines | Worker, schedules: list[Schedule], target: str) -> Machines | Worker:
