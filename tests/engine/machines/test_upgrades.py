@@ -137,23 +137,6 @@ def test_retry_with_another_state_upgrades(durable: Harness) -> None:
 
 
 @pytest.mark.clause("VER-6")
-def test_failed_instance_keeps_state_and_version_until_it_goes_on(durable: Harness) -> None:
-    class Stopping(Machine[list[int], int], name="worn", version=2):
-        upgrades = Picky.wrap
-
-        @step
-        async def run(self, ctx: Context[list[int]]) -> Outcome[int]:
-            return Stop("later")
-
-    ref = durable.load(Stopping, version=1, state=7)
-    durable.drain()
-    durable.assert_failed(ref, match="later")
-    plain = durable.get(ref.target)
-    assert plain is not None
-    assert (plain.version, plain.state) == (1, 7)
-
-
-@pytest.mark.clause("VER-6")
 @pytest.mark.parametrize(
     "outcome", [Done(1), Stop("no"), Stop("no", undo=False)], ids=["done", "stop", "no undo"]
 )
