@@ -434,6 +434,9 @@ def _changed_state(state: object, execution: Execution, machine: MachineDef, bou
     if state is STORED_STATE or machine.is_job or machine.state_type in (None, type(None)):
         return None
     what = f"the state of {machine.name} {execution.id}"
+    if execution.version != machine.version:
+        # The same JSON may mean something else in another version.
+        return encode(state, machine.state_type, what, bounds.max_payload)
     return encode_if_changed(state, machine.state_type, execution.state, what, bounds.max_payload)
 
 

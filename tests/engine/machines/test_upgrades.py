@@ -160,6 +160,50 @@ def test_state_of_an_ended_instance_fits_its_version(
     assert isinstance(ended.state, list) == (ended.version == 2)
 
 
+@pytest.mark.clause("VER-6")
+def test_undo_steps_of_an_upgraded_instance_get_its_state_once_upgraded(durable: Harness) -> None:
+    class Reserved(Machine[int, int], name="stock"):
+        @step(undo="release")
+        async def reserve(self, ctx: Context[int]) -> Outcome[int]:
+            return Next(self.sell, requeue=True)
+
+        @step
+        async def sell(self, ctx: Context[int]) -> Outcome[int]:
+            return Done(ctx.state)
+
+        @step
+        async def release(self, ctx: Context[int]) -> Outcome[int]:
+            return Done(None)  # type: ignore[arg-type]  # an undo step has no result
+
+    seen: list[Any] = []
+
+    class Renewed(Machine[list[int], int], name="stock", version=2):
+        wrap = Picky.wrap
+
+        @step(undo="free")
+        async def reserve(self, ctx: Context[list[int]]) -> Outcome[int]:
+            return Next(self.sell)
+
+        @step
+        async def sell(self, ctx: Context[list[int]]) -> Outcome[int]:
+            ctx.state.append(8)
+            return Stop("sold out")
+
+        @step(was="release")
+        async def free(self, ctx: Context[list[int]]) -> Outcome[int]:
+            seen.append((ctx.step, list(ctx.state)))
+            return Done(None)  # type: ignore[arg-type]  # an undo step has no result
+
+    ref = durable.insert(Reserved, 7)
+    with pytest.raises(AssertionError, match="still runs after 1 steps"):
+        durable.drain(max_steps=1)
+    durable._stepper.registry._machines.pop(("stock", 1))
+    durable.use(Renewed)
+    durable.drain()
+    ended = durable.assert_failed(ref.id, match="sold out")
+    assert (seen, ended.version, ended.state) == ([("free", [7, 8])], 2, [7, 8])
+
+
 @pytest.mark.clause("VER-7")
 def test_upgrade_that_raises_goes_to_handle(durable: Harness) -> None:
     class Broken(Machine[list[int], int], name="worn", version=2):
