@@ -61,7 +61,9 @@ from .instance import (
     NotRetried,
     Restored,
     Retried,
+    StateChange,
     Status,
+    Transition,
 )
 from .jobs import Job, job
 from .limits import ConcurrencyLimit, RateLimit
@@ -171,11 +173,13 @@ __all__ = [
     "SinkUnavailable",
     "Spec",
     "Sql",
+    "StateChange",
     "Status",
     "Step",
     "StepTimeoutError",
     "Stop",
     "Transaction",
+    "Transition",
     "Triggered",
     "UsageError",
     "Worker",

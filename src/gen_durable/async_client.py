@@ -41,6 +41,7 @@ from .instance import (
     Instance,
     Restored,
     RetryResult,
+    Transition,
     Until,
 )
 from .limits import Limit, LimitKind
@@ -695,6 +696,35 @@ class AsyncClient:
             NoTargetError: no instance has the correlation key.
         """
         return await self._read(_verbs.children(target, every=every), conn)
+
+    async def history(
+        self,
+        target: Target,
+        /,
+        *,
+        after: int | None = None,
+        limit: int = 1000,
+        conn: AsyncConnection | None = None,
+    ) -> Sequence[Transition]:
+        """Return the committed transitions of an instance, oldest first. The first one, number 0, is the insert.
+
+            for transition in await client.history("order:42"):
+                print(transition.step_seq, transition.step, transition.outcome, transition.changes)
+
+        States, and the names of consumed signals, are kept by machines with `history="all"` or with
+        `settings.history`; states also by edits. Transitions are kept as long as execution records, for
+        `settings.retention_executions`; with `settings.executions` other than `all`, only some are recorded.
+
+        Args:
+            target: what `insert` returned, an id, or a correlation key.
+            after: only transitions with a larger `step_seq`.
+            limit: the maximum number of transitions, at most 10,000.
+            conn: a connection of the caller: read in its transaction.
+
+        Raises:
+            NoTargetError: there is no such instance.
+        """
+        return await self._read(_verbs.history_of(target, after, limit), conn)
 
     async def executions(self, target: Target, /) -> Sequence[ExecutionRecord]:
         """Return the executions of an instance, oldest first: the recorded ones and the live one.

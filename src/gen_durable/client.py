@@ -33,6 +33,7 @@ from .instance import (
     Instance,
     Restored,
     RetryResult,
+    Transition,
     Until,
 )
 from .limits import Limit, LimitKind
@@ -453,6 +454,21 @@ class Client:
     ) -> Sequence[Instance[Any, Any]]:
         """Return the children of the last `ScheduleChildren` of an instance, in order. See `AsyncClient.children`."""
         return self._read(_verbs.children(target, every=every), conn)
+
+    def history(
+        self,
+        target: Target,
+        /,
+        *,
+        after: int | None = None,
+        limit: int = 1000,
+        conn: Connection | None = None,
+    ) -> Sequence[Transition]:
+        """Return the committed transitions of an instance, oldest first. The first one, number 0, is the insert.
+
+        See `AsyncClient.history`.
+        """
+        return self._read(_verbs.history_of(target, after, limit), conn)
 
     def executions(self, target: Target, /) -> Sequence[ExecutionRecord]:
         """Return the executions of an instance, oldest first: the recorded ones and the live one.

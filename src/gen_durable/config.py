@@ -23,6 +23,7 @@ from .errors import SettingsError, UsageError
 __all__ = [
     "SUPERVISED",
     "AuditLevel",
+    "HistoryLevel",
     "Pooler",
     "Queue",
     "RecordLevel",
@@ -68,6 +69,7 @@ _MAX_JSONB: Final = 2**28 - 1
 
 
 RecordLevel: TypeAlias = Literal["all", "failures", "off"]
+HistoryLevel: TypeAlias = Literal["off", "all"]
 AuditLevel: TypeAlias = Literal["off", "failures", "all"]
 Pooler: TypeAlias = Literal["none", "transaction"]
 
@@ -186,6 +188,11 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
     """Maximum number of `pool="process"` steps that run at once; 0 means one per processor."""
     executions: RecordLevel = "all"
     """Which executions are recorded: `all`, `failures` (aborted or stopped) or `off`."""
+    history: HistoryLevel = "off"
+    """Whether each transition keeps the state that it wrote, in its execution record: `all` or `off`.
+
+    For machines that do not say it themselves (`history=`). With `all`, every execution is recorded.
+    """
     audit: AuditLevel | None = None
     """Audit level that a worker writes to the database at start. If it is not set, the current level stays."""
     alerts: str = ""
@@ -222,10 +229,8 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
         _check_int("settings.crash_limit", self.crash_limit, 1)
         _check_int("settings.threads", self.threads, 1)
         _check_int("settings.pool_processes", self.pool_processes, 0, 1024)
-        if self.executions not in get_args(RecordLevel):
-            raise SettingsError(
-                "settings.executions", f"must be all, failures or off, got {self.executions!r}"
-            )
+        _check_level("settings.executions", self.executions, RecordLevel, "all, failures or off")
+        _check_level("settings.history", self.history, HistoryLevel, "all or off")
         if self.audit not in (None, *get_args(AuditLevel)):
             raise SettingsError("settings.audit", f"must be off, failures or all, got {self.audit!r}")
         if self.alerts != "":
@@ -454,6 +459,11 @@ def _check_int(path: str, value: object, least: int, most: int = 2**31 - 1) -> N
         raise SettingsError(path, f"must be at least {least}, got {value}")
     if value > most:
         raise SettingsError(path, f"must be at most {most}, got {value}")
+
+
+def _check_level(path: str, value: str, levels: Any, text: str) -> None:
+    if value not in get_args(levels):
+        raise SettingsError(path, f"must be {text}, got {value!r}")
 
 
 def _check_bool(path: str, value: object) -> None:

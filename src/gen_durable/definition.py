@@ -10,6 +10,7 @@ import msgspec
 
 from ._checks import checked_int, checked_name
 from ._typing import ResultT, StateT
+from .config import HistoryLevel
 from .errors import InitialStepError, OptionError, UnknownStepError, UsageError
 from .retry import Backoff
 
@@ -102,6 +103,8 @@ class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
     """The job that is inserted with payload and error when an instance fails."""
     keep: bool = True
     """Whether done instances stay until `retention_done` is over. `False`: the commit deletes them."""
+    history: HistoryLevel | None = None
+    """Whether transitions keep the states that they wrote; `None`: `settings.history`."""
     undo_steps: frozenset[str] = frozenset()
     """The steps that undo others. They end with a `Done()` without result."""
     upgrades: Mapping[int, Callable[[Any], Any]] = msgspec.field(
@@ -126,13 +129,18 @@ class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it can run instances of this version: its own, or one that it upgrades."""
         return version == self.version or version in self.upgrades
 
+    def _check_options(self, of: str) -> None:
+        if not isinstance(self.keep, bool):
+            raise OptionError(f"keep {of} is {self.keep!r}", "give True or False")
+        if self.history not in (None, "off", "all"):
+            raise OptionError(f"history {of} is {self.history!r}", "give 'off' or 'all'")
+
     def __post_init__(self) -> None:
         checked_name(self.name, f"the name of machine {self.location}", OptionError)
         of = f"of machine '{self.name}'"
         checked_int(self.version, f"the version {of}", 1, 2**31 - 1, OptionError)
         checked_name(self.queue, f"the queue {of}", OptionError)
-        if not isinstance(self.keep, bool):
-            raise OptionError(f"keep {of} is {self.keep!r}", "give True or False")
+        self._check_options(of)
         for signal in self.signals:
             checked_name(signal, f"a signal name {of}", OptionError)
         if self.initial not in self.steps:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias
 
 import msgspec
@@ -52,6 +52,7 @@ __all__ = [
     "RetryResult",
     "StateChange",
     "Status",
+    "Transition",
     "Until",
     "statuses_of",
 ]
@@ -419,6 +420,42 @@ class StateChange(msgspec.Struct, frozen=True):
     kind: Literal["added", "removed", "changed"]
     before: Any = None
     after: Any = None
+
+
+class Transition(msgspec.Struct, frozen=True, kw_only=True):
+    """One committed transition of an instance. `client.history` returns them."""
+
+    step_seq: int
+    """Its number; 0 is the insert."""
+    step: str | None
+    """The step that made it; `None` for the insert."""
+    to: str | None
+    """The step that it led to; `None` if it ended the instance, or if the next transition was not recorded."""
+    outcome: str
+    """The kind of the outcome; also `insert`, and `edit` for a change by `edit` or by `retry` with a step."""
+    state: Any = None
+    """The state that it wrote, as plain JSON, if `has_state`."""
+    has_state: bool = False
+    """Whether the state was kept: the machine had `history="all"`, or it was an edit."""
+    changes: tuple[StateChange, ...] | None = None
+    """How the state differs from the one before; `None` if one of the two was not kept."""
+    signals: tuple[str, ...] = ()
+    """Names of the signals that it consumed; only with `history="all"`."""
+    children: tuple[int, ...] = ()
+    """Ids of the children that it scheduled and that still exist."""
+    started_at: datetime | None = None
+    finished_at: datetime
+    waited: timedelta | None = None
+    """Time from the previous transition to the first execution: waiting for a signal, a delay, or a worker."""
+    executions: int = 0
+    """How many executions it took, with retried and lost ones; 0 for an insert or an edit."""
+    worker: str | None = None
+    error: str | None = None
+
+    @property
+    def duration(self) -> timedelta | None:
+        """How long the execution that committed it took."""
+        return None if self.started_at is None else max(self.finished_at - self.started_at, timedelta(0))
 
 
 class Child(Generic[ResultT_co]):

@@ -15,6 +15,7 @@ import msgspec
 from ._checks import checked_name
 from ._dictionary import attribute_hint
 from ._typing import ResultT, StateT, TypeVar
+from .config import HistoryLevel
 from .context import Context
 from .definition import Definition, MachineDef, Pool, StepDef, definition_of
 from .errors import OptionError, StateTypeError, StepSignatureError, UsageError
@@ -52,6 +53,7 @@ _OPTIONS: Final = (
     "retention_done",
     "retention_failed",
     "retention_cancelled",
+    "history",
 )
 
 Q = ParamSpec("Q")
@@ -140,6 +142,7 @@ def job(
     retention_done: timedelta | None = None,
     retention_failed: timedelta | None = None,
     retention_cancelled: timedelta | None = None,
+    history: HistoryLevel | None = None,
     **unknown: Never,
 ) -> _JobDecorator:
     """Make a function a job. It takes `()`, `(payload)` or `(payload, ctx)` and returns the result.
@@ -175,6 +178,7 @@ def job(
         retention_done: how long done instances are kept; default: `settings.retention_done`.
         retention_failed: the same for failed instances.
         retention_cancelled: the same for cancelled instances.
+        history: `"all"` keeps the payload and each state with the records of executions; default: `settings.history`.
         unknown: none; any other option raises `OptionError` with a hint.
 
     Raises:
@@ -234,6 +238,7 @@ def job(
             is_job=True,
             defaults=defaults,
             retention=retention,
+            history=history,
         )
         return JobFunction(function, definition)
 

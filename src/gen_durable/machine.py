@@ -28,6 +28,7 @@ from ._checks import MAX_DELAY, checked_duration, duration_text
 from ._dictionary import Place, did_you_mean
 from ._shapes import unsupported_types
 from ._typing import ResultT, StateT, T_co, TypeVar
+from .config import HistoryLevel
 from .context import Context
 from .definition import Definition, MachineDef, Pool, StepDef, StepRef, step_name
 from .errors import (
@@ -85,8 +86,8 @@ class Machine(Definition[StateT, ResultT]):
     object of the class for all instances. That object may hold dependencies that `__init__` was given, but no data of
     an instance.
 
-    Options of the class statement: `name`, `version`, `queue`, `retry`, `lease`, `keep`, `priority`, `max_attempts`,
-    `concurrency_key`, `rate_limit`, `retention_done`, `retention_failed`, `retention_cancelled`; see
+    Options of the class statement: `name`, `version`, `queue`, `retry`, `lease`, `keep`, `history`, `priority`,
+    `max_attempts`, `concurrency_key`, `rate_limit`, `retention_done`, `retention_failed`, `retention_cancelled`; see
     `__init_subclass__`.
 
     Raises:
@@ -98,6 +99,7 @@ class Machine(Definition[StateT, ResultT]):
         "retry": None,
         "lease": None,
         "keep": True,
+        "history": None,
         "priority": None,
         "max_attempts": None,
         "concurrency_key": None,
@@ -124,6 +126,7 @@ class Machine(Definition[StateT, ResultT]):
         retry: Backoff | None = None,
         lease: timedelta | None = None,
         keep: bool | None = None,
+        history: HistoryLevel | None = None,
         priority: int | None = None,
         max_attempts: int | None = None,
         concurrency_key: KeyOption | None = None,
@@ -148,6 +151,8 @@ class Machine(Definition[StateT, ResultT]):
             lease: how long an execution keeps its lease without a heartbeat; default: `settings.lease`.
             keep: `False` deletes an instance when it is done, with its history; default: it is kept for
                 `settings.retention_done`. Failed and cancelled instances are always kept.
+            history: `"all"` keeps the state of each transition, for `client.history` and `client.fork`; default:
+                `settings.history`.
             priority: smaller numbers run earlier; default: 0.
             max_attempts: maximum number of executions of a step with a retry policy, which it overrides.
             concurrency_key: one instance with this key executes at a time, or as many as its limit allows. A key, or a
@@ -171,6 +176,7 @@ class Machine(Definition[StateT, ResultT]):
             "retry": retry,
             "lease": lease,
             "keep": keep,
+            "history": history,
             "priority": priority,
             "max_attempts": max_attempts,
             "concurrency_key": concurrency_key,
@@ -221,7 +227,17 @@ class Machine(Definition[StateT, ResultT]):
 
 _DEFAULTS: Final = ("priority", "max_attempts", "concurrency_key", "rate_limit")
 _RETENTION: Final = ("retention_done", "retention_failed", "retention_cancelled")
-_MACHINE_OPTIONS: Final = ("name", "version", "queue", "retry", "lease", "keep", *_DEFAULTS, *_RETENTION)
+_MACHINE_OPTIONS: Final = (
+    "name",
+    "version",
+    "queue",
+    "retry",
+    "lease",
+    "keep",
+    "history",
+    *_DEFAULTS,
+    *_RETENTION,
+)
 _STEP_OPTIONS: Final = (
     "initial",
     "retry",
@@ -530,6 +546,7 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
             cls.__options__["keep"],
             {each: cls.__options__[each] for each in _RETENTION},
         ),
+        history=cls.__options__["history"],
         defaults=checked_defaults(f"machine '{name}'", **{each: cls.__options__[each] for each in _DEFAULTS}),
         steps={
             item.name: StepDef(

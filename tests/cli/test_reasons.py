@@ -15,7 +15,7 @@ from tests.cli.conftest import Gd, parsed
 from tests.cli.machines import Checkout
 
 READ_ONLY = {
-    *("ls", "show", "wait", "workers", "explain", "doctor"),
+    *("ls", "show", "history", "diff", "wait", "workers", "explain", "doctor"),
     *("queues ls", "limits ls", "schedules ls", "schedules show", "outbox ls", "audit ls"),
 }
 WITHOUT_AUDIT = {"demo", "worker", "check", "graph", *(f"db {verb}" for verb in ("status", "sql", "url"))}

@@ -66,14 +66,18 @@ def _commit(
     return prepare
 
 
-async def _commit_chained(database: Database, rows: int) -> Run:
+def _commit_chained_with(recorder: Recorder) -> Prepare:
     """The second commit of a chain: before the first one, insert and pick have left no space in the pages."""
-    await inserted(database, *[new() for _ in range(rows)])
-    executions = await _all_picked(database, rows)
-    await _vacuum(database)
-    await _flushed(database, [entry(one, "continue", payload="1") for one in executions])
-    entries = [entry(replace(one, step_seq=1), "continue", payload="1") for one in executions]
-    return lambda: _flushed(database, entries)
+
+    async def prepare(database: Database, rows: int) -> Run:
+        await inserted(database, *[new() for _ in range(rows)])
+        executions = await _all_picked(database, rows)
+        await _vacuum(database)
+        await _flushed(database, [entry(one, "continue", payload="1") for one in executions], recorder)
+        entries = [entry(replace(one, step_seq=1), "continue", payload="1") for one in executions]
+        return lambda: _flushed(database, entries, recorder)
+
+    return prepare
 
 
 async def _signal(database: Database, rows: int) -> Run:
@@ -157,17 +161,23 @@ async def _vacuum(database: Database) -> None:
 
 _FEW: Final = 50
 _MANY: Final = 500
+_ALL: Final = frozenset({"A", "B"})
 _KEYED: Final = {"concurrency_key": "key {}"}
 OPERATIONS: Final = (
     Operation("insert, one row per call", _FEW, _single_inserts, calls=_FEW),
     Operation("insert", _MANY, _insert),
     Operation("pick", _MANY, _pick()),
     Operation("pick, a concurrency key each", _MANY, _pick(**_KEYED)),
-    Operation("commit `Next`, chained", _MANY, _commit_chained),
+    Operation("commit `Next`, chained", _MANY, _commit_chained_with(RECORDER)),
     Operation("commit `Next`, not chained", _MANY, _commit("next", payload="1")),
     Operation("commit `Retry`", _MANY, _commit("retry", error="no")),
     Operation("commit `Done`", _MANY, _commit("done", payload="1")),
     Operation("commit `Done`, records off", _MANY, _commit("done", Recorder("worker", "off"), payload="1")),
+    Operation(
+        "commit `Next`, chained, with history",
+        _MANY,
+        _commit_chained_with(Recorder("worker", "all", histories=_ALL)),
+    ),
     Operation("commit `Done`, `keep=False`", _MANY, _commit("done", keep=False, payload="1")),
     Operation("commit `Done`, an event each", _MANY, _commit("done", payload="1", events=(_EVENT,))),
     Operation("commit `Done`, a concurrency key each", _MANY, _commit("done", row=_KEYED, payload="1")),

@@ -6,7 +6,7 @@ import pytest
 
 from gen_durable import CancelRequested, Context, Done, Machine, Outcome, Ref, step
 from gen_durable.errors import UsageError
-from gen_durable.testing import AsyncHarness, DrainCounts, Harness, Transition
+from gen_durable.testing import AsyncHarness, CommittedOutcome, DrainCounts, Harness
 from tests.testing.machines import Checkout, Flaky, Order, Parcel, Payment, Receipt, Shipment
 
 
@@ -119,7 +119,7 @@ async def test_outcome_overtaken_by_a_cancel_counts_as_cancelled(
     ref = await async_durable.insert(Regrets)
     assert await async_durable.drain() == DrainCounts(cancelled=1)
     async_durable.assert_cancelled(ref, match="second thoughts")
-    assert [transition.kind for transition in async_durable.history(ref)] == ["cancel"]
+    assert [transition.kind for transition in async_durable.outcomes(ref)] == ["cancel"]
 
 
 def test_assert_awaiting_takes_signals_or_names(durable: Harness) -> None:
@@ -166,7 +166,7 @@ def test_history_lists_every_commit(durable: Harness) -> None:
     durable.insert(Parcel, 1)
     durable.drain()
     expected = [
-        Transition(
+        CommittedOutcome(
             instance_id=flaky.id,
             machine="Flaky",
             step="attempt",
@@ -176,7 +176,7 @@ def test_history_lists_every_commit(durable: Harness) -> None:
         )
         for kind in ("retry", "done")
     ]
-    assert durable.history(flaky) == durable.history(flaky.id) == durable.history("flaky") == expected
+    assert durable.outcomes(flaky) == durable.outcomes(flaky.id) == durable.outcomes("flaky") == expected
 
 
 def test_history_of_a_key_is_of_its_last_instance(durable: Harness) -> None:
@@ -184,5 +184,5 @@ def test_history_of_a_key_is_of_its_last_instance(durable: Harness) -> None:
     durable.drain()
     second = durable.insert(Parcel, 1, correlation_key="parcel")
     durable.drain()
-    assert [t.instance_id for t in durable.history("parcel")] == [second.id]
-    assert durable.history("unknown") == []
+    assert [t.instance_id for t in durable.outcomes("parcel")] == [second.id]
+    assert durable.outcomes("unknown") == []

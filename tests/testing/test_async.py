@@ -22,7 +22,7 @@ async def test_async_harness_runs_an_order(async_durable: AsyncHarness) -> None:
     await async_durable.signal(order, Checkout.payment, Payment(100))
     assert await async_durable.drain() == DrainCounts(done=1)
     assert async_durable.assert_done(order) == Receipt(42, 100)
-    assert [t.kind for t in async_durable.history(order)] == ["await", "done"]
+    assert [t.kind for t in async_durable.outcomes(order)] == ["await", "done"]
 
 
 async def test_async_harness_has_advance_and_crash_at(async_durable: AsyncHarness) -> None:

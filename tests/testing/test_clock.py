@@ -32,7 +32,7 @@ def test_advance_fires_timeouts(durable: Harness) -> None:
     durable.advance(timedelta(days=1))
     assert durable.drain() == DrainCounts(stopped=1)
     durable.assert_failed(order, match="payment never came")
-    assert [t.step for t in durable.history(order)] == ["start", "ship", "remind", "start", "ship"]
+    assert [t.step for t in durable.outcomes(order)] == ["start", "ship", "remind", "start", "ship"]
 
 
 def test_drain_does_not_skip_timeouts(durable: Harness) -> None:

@@ -44,7 +44,7 @@ def test_repeated_step_keeps_its_idempotency_key(durable: Harness) -> None:
         durable.drain()
     durable.drain()
     assert calls == [f"{counted.id}:1", f"{counted.id}:1"]
-    assert [t.kind for t in durable.history(counted)] == ["done"]
+    assert [t.kind for t in durable.outcomes(counted)] == ["done"]
 
 
 def test_recovery_skips_the_backoff_with_collapse_false(durable: Harness) -> None:

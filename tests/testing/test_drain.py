@@ -351,7 +351,7 @@ def test_rejected_outcome_fails_only_its_instance(durable: Harness, conn: Any) -
     assert durable.drain() == DrainCounts(done=1, stopped=1)
     durable.assert_failed(refused, match="the database refused the outcome")
     durable.assert_done(other)
-    assert [t.kind for t in durable.history(refused)] == ["stop"]
+    assert [t.kind for t in durable.outcomes(refused)] == ["stop"]
 
 
 def test_drain_continues_when_a_delay_ends_during_a_pick(

@@ -109,7 +109,7 @@ def test_drain_retries_a_failing_effect(durable: Harness, ledger: psycopg.Connec
     ref = durable.insert(Stubborn)
     assert durable.drain() == DrainCounts(retry=2, done=1)
     assert durable.assert_done(ref) == 2
-    assert [transition.kind for transition in durable.history(ref)] == ["retry", "retry", "done"]
+    assert [transition.kind for transition in durable.outcomes(ref)] == ["retry", "retry", "done"]
 
 
 def test_drain_fails_an_instance_whose_handle_effect_fails(durable: Harness) -> None:

@@ -71,7 +71,7 @@ def test_drain_runs_a_job(durable: Harness) -> None:
     assert durable.drain() == DrainCounts(done=2)
     assert durable.assert_done(ref) == Charge(f"{ref.id}:1")
     assert durable.assert_done(swept, 3) == 3
-    assert [transition.step for transition in durable.history(ref)] == ["run"]
+    assert [transition.step for transition in durable.outcomes(ref)] == ["run"]
 
 
 def test_drain_skips_or_keeps_backoffs(durable: Harness) -> None:
@@ -83,7 +83,7 @@ def test_drain_skips_or_keeps_backoffs(durable: Harness) -> None:
     assert durable.drain(collapse=False) == DrainCounts(retry=1)
     assert durable.drain() == DrainCounts(done=1)
     durable.assert_done(ref)
-    assert [transition.kind for transition in durable.history(ref)] == ["retry", "retry", "done"]
+    assert [transition.kind for transition in durable.outcomes(ref)] == ["retry", "retry", "done"]
 
 
 def test_drain_counts_failures_and_cancels(durable: Harness) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from .._graph.description import Description, describe
+from ..config import HistoryLevel
 from ..definition import Definition, MachineDef, definition_of
 from ..errors import DefinitionError, DuplicateMachineError, UnknownMachineError, UsageError
 from ..jobs import Job
@@ -96,6 +97,13 @@ class Registry:
             if step.lease is not None
             for name in (step.name, *step.was)
         }
+
+    def histories(self, level: HistoryLevel) -> frozenset[str]:
+        """The names of machines that keep their history; `level` is that of machines which do not say it.
+
+        If the versions of a machine differ, all keep it.
+        """
+        return frozenset(machine.name for machine in self if (machine.history or level) == "all")
 
     @property
     def keys(self) -> tuple[list[str], list[int]]:

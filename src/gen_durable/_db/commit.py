@@ -61,7 +61,7 @@ _GONE: Final = Committed("gone")
 _WITHOUT_LEASE: Final = frozenset({"runnable", "awaiting_signal", "awaiting_children", *ENDED})
 _NOT_CANCELLED: Final = (_WITHOUT_LEASE | {"executing"}) - {"cancelled"}
 # Columns of the outcomes that `commit_plain` commits: null for all of them.
-_RARE: Final = ("presented", "deadlines", "concurrency_keys", "consumed")
+_RARE: Final = ("presented", "deadlines", "concurrency_keys", "consumed", "signals")
 # Columns that are sent once per profile, in the order of `_resolved`.
 _PROFILE: Final = (
     *("statuses", "names", "advances", "repeats", "keeps_crashes", "next_attempts", "steps", "errors"),
@@ -77,6 +77,7 @@ _PROFILE: Final = (
         "undos",
         "expires",
     ),
+    "keeps_states",
 )
 # Between JSON texts; JSON escapes control characters in strings and has none elsewhere but whitespace.
 _SEPARATOR: Final = "\x1e"
@@ -96,6 +97,8 @@ class Recorder(msgspec.Struct, frozen=True, gc=False):
     """Whether done instances are kept; `False` if `settings.retention_done` is 0."""
     is_awaited: Callable[[int], bool] = lambda _: False
     """Whether a client of this process waits for an instance. That client then reads and deletes it."""
+    histories: frozenset[str] = frozenset()
+    """The machines whose transitions keep their states."""
 
     def may_delete(self, entry: CommitEntry) -> bool:
         """Whether the instance is not kept, if it is done by this outcome. A child is kept: its parent reads it."""
@@ -477,6 +480,9 @@ def _full_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
         deadlines=_column([entry.deadline for entry in entries]),
         concurrency_keys=_column([entry.concurrency_key for entry in entries]),
         consumed=_column([id_array(entry.consumed) if entry.consumed else None for entry in entries]),
+        signals=_column(
+            [_names(entry) if entry.execution.fsm in recorder.histories else None for entry in entries]
+        ),
     )
 
 
@@ -487,6 +493,7 @@ def _values(
     profiles: dict[tuple[Any, ...], int] = {}
     numbers: list[int] = []
     has_final_states = False
+    histories = recorder.histories
     for entry, more in zip(entries, rare, strict=True):
         execution = entry.execution
         profile = (
@@ -502,6 +509,7 @@ def _values(
             entry.undo,
             entry.expires,
             more,
+            execution.fsm in histories or None,
         )
         has_final_states |= entry.state is not None
         numbers.append(profiles.setdefault(profile, len(profiles) + 1))
@@ -514,6 +522,7 @@ def _values(
         "started_ats": _seconds_array(entries),
         "final_states": [entry.state for entry in entries] if has_final_states else None,
         "failures": _column([entry.failure for entry in entries]),
+        "states_before": _states_before(entries, histories) if histories else None,
         "worker": recorder.worker,
         "record": recorder.level,
         "grace": recorder.grace,
@@ -543,9 +552,8 @@ def _rare(entry: CommitEntry) -> tuple[Any, ...]:
 
 def _resolved(profile: tuple[Any, ...]) -> tuple[Any, ...]:
     """Resolve a profile to the columns that it sets."""
-    kind, step, error, delay, from_step, attempt, leased_at, finishes_later, cause, undo, expires, rare = (
-        profile
-    )
+    kind, step, error, delay, from_step, attempt, leased_at, finishes_later, cause, undo, *more = profile
+    expires, rare, keeps_state = more
     transition = TRANSITIONS[kind]
     status = transition.status
     awaits, timeout, children, *more = rare or (None,) * 7
@@ -573,7 +581,29 @@ def _resolved(profile: tuple[Any, ...]) -> tuple[Any, ...]:
         undo,
         # Failures and cancels are rare: the database looks up whether their machine declares a retention.
         expires or status in ("failed", "cancelled") or None,
+        keeps_state,
     )
+
+
+def _states_before(entries: Sequence[CommitEntry], histories: frozenset[str]) -> list[str | None] | None:
+    """The states before the first transitions of machines that keep their history; others are in earlier records."""
+    return _column(
+        [
+            entry.execution.state
+            if entry.execution.fsm in histories
+            and not entry.execution.step_seq
+            and (entry.kind == "retry" or TRANSITIONS[entry.kind].advances)
+            else None
+            for entry in entries
+        ]
+    )
+
+
+def _names(entry: CommitEntry) -> str | None:
+    """The names of the signals that an outcome consumes, as the text of a PostgreSQL array."""
+    if not entry.consumed:
+        return None
+    return text_array(row.name for row in entry.execution.inbox if row.id in entry.consumed)
 
 
 def _column(values: list[Any]) -> list[Any] | None:

@@ -107,14 +107,16 @@ committed as (
                  (:timeouts::interval[])[profile] as timeout, (:children::int[])[profile] as children,
                  (:switches_keys::boolean[])[profile] as switches_key, (:rate_limits::text[])[profile] as rate_limit,
                  (:weights::int[])[profile] as weight, (:versions::int[])[profile] as version,
-                 (:undos::text[])[profile] as undo, (:expires::boolean[])[profile] as expires
+                 (:undos::text[])[profile] as undo, (:expires::boolean[])[profile] as expires,
+                 (:keeps_states::boolean[])[profile] as keeps_state
             from unnest(:ids::text::bigint[], :lease_tokens::text::bigint[], :step_seqs::text::bigint[], :profiles::text::int[],
                         string_to_array(:payloads::text, e'\x1e', ''), :started_ats::text::double precision[], :final_states::text[],
                         :failures::text[],
-                        :presented::text[], :deadlines::timestamptz[], :concurrency_keys::text[], :consumed::text[])
+                        :presented::text[], :deadlines::timestamptz[], :concurrency_keys::text[], :consumed::text[],
+                        :states_before::text[], :signals::text[])
                  with ordinality
                  as outcome (id, lease_token, step_seq, profile, payload, started_at, final_state, failure, presented, deadline, concurrency_key,
-                             consumed, number)
+                             consumed, state_before, signals, number)
           offset 0) o
    where g.id = any (array[o.id]) and g.lease_token = o.lease_token and g.step_seq = o.step_seq
      and not gen_durable.redirects(g.undo_steps, g.compensation, g.cancel_requested_at is not null, o.status)
@@ -124,20 +126,27 @@ committed as (
             -- The worker converts started_at from its own clock, so it may be off by a round trip.
             case when o.started_at is not null
                  then greatest(least(to_timestamp(o.started_at), statement_timestamp()), o.leased_at) end as started_at,
-            g.cancelled_by, g.cancel_reason, case when g.status <> 'cancelled' then o.consumed::bigint[] end as consumed
+            g.cancelled_by, g.cancel_reason, case when g.status <> 'cancelled' then o.consumed::bigint[] end as consumed,
+            o.keeps_state, case when o.keeps_state then g.state end as state, o.state_before, o.signals,
+            case when o.keeps_state and g.status = 'awaiting_signal' then g.awaits end as awaits,
+            case when o.keeps_state and g.status = 'awaiting_signal' then g.await_deadline end as await_deadline
 )
 
 -- part: recorded
--- The execution records. An execution that did not advance step_seq is ABORTED.
+-- The execution records. An execution that did not advance step_seq is ABORTED. Of a machine that keeps its history, every
+-- execution is recorded, and a transition with the state that it wrote. The first one has the state before as well, also if it
+-- is retried: a retry may change the state.
 recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
-                                      leased_at, lease_expires_at, started_at, finished_at, error)
+                                      leased_at, lease_expires_at, started_at, finished_at, error, state, state_before, signals,
+                                      awaits, await_deadline)
   select id, next_seq, execution, attempt,
          case when step_seq < next_seq then 'ABORTED' when finishes_later then 'COMMITTED' else 'DONE' end,
-         case when status = 'cancelled' and step_seq < next_seq then 'cancelled' else name end, from_step, :worker::text, leased_at, lease_expires_at,
-         started_at, statement_timestamp(), error
+         case when status = 'cancelled' and step_seq < next_seq then 'cancelled' else name end, from_step, :worker::text, leased_at,
+         lease_expires_at, started_at, statement_timestamp(), error, case when step_seq = next_seq then state end, state_before::jsonb,
+         case when step_seq = next_seq then signals::text[] end, awaits, await_deadline
     from committed
-   where :record::text = 'all' or :record::text = 'failures' and (step_seq < next_seq or status = 'failed')
+   where :record::text = 'all' or :record::text = 'failures' and (step_seq < next_seq or status = 'failed') or keeps_state
 )
 
 -- part: audited

@@ -97,6 +97,7 @@ class Engine:
             settings.alerts or None,
             keeps_done=settings.retention_done > timedelta(0),
             is_awaited=context.wakes.is_awaited,
+            histories=context.registry.histories(settings.history),
         )
         self._flusher = Flusher(
             connections.commits,

@@ -40,6 +40,7 @@ from .operations import (
 )
 from .reads import Filters, children, count, executions, explain, get, page
 from .signals import receive, signal, signal_with_reason
+from .transitions import history_of
 from .waits import Poll, Wait, checked_until, current
 
 __all__ = [
@@ -72,6 +73,7 @@ __all__ = [
     "explain",
     "get",
     "given_state",
+    "history_of",
     "insert",
     "insert_all",
     "insert_named",

@@ -16,6 +16,7 @@ from .demo import demo
 from .edit import edit
 from .failure import Failure
 from .graph import graph
+from .history import diff, history
 from .limits import limits
 from .ls import ls
 from .operations import doctor, explain, queues, workers
@@ -51,7 +52,7 @@ def root() -> None:
 
 for command in (
     *(db, demo, worker, graph, check),
-    *(insert, signal, ls, show, wait, explain),
+    *(insert, signal, ls, show, history, diff, wait, explain),
     *(cancel, retry, edit, delete, restore),
     *(workers, queues, limits, schedules, outbox, audit, doctor),
 ):

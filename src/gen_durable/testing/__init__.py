@@ -23,15 +23,15 @@ database:
 """
 
 from ._harness import AsyncHarness, Harness, crash_everywhere
-from ._stepper import Crash, DrainCounts, Transition
+from ._stepper import CommittedOutcome, Crash, DrainCounts
 from ._steps import context, run_step, run_step_async
 
 __all__ = [
     "AsyncHarness",
+    "CommittedOutcome",
     "Crash",
     "DrainCounts",
     "Harness",
-    "Transition",
     "context",
     "crash_everywhere",
     "run_step",

@@ -25,7 +25,7 @@ from ..schedules import Schedule
 from ..signals import Signal, signal_name
 from . import _clock as clock
 from ._load import load
-from ._stepper import Crash, CrashPoint, Stepper, Transition
+from ._stepper import CommittedOutcome, Crash, CrashPoint, Stepper
 
 __all__ = ["HarnessBase"]
 
@@ -232,13 +232,13 @@ class HarnessBase:
         rows = self._run_now(search.page(wanted, _MAX_INSTANCES, None))
         return [_verbs.read(row, definition or self._definition_of(row)) for row in reversed(rows)]
 
-    def history(self, target: Target, /) -> list[Transition]:
-        """Return the transitions and retries of an instance in order: `[t.step for t in durable.history(order)]`."""
+    def outcomes(self, target: Target, /) -> list[CommittedOutcome]:
+        """Return the transitions and retries of an instance in order: `[t.step for t in durable.outcomes(order)]`."""
         value = target_value(target)
         if isinstance(value, str):
-            ids = {t.instance_id for t in self._stepper.history if t.correlation_key == value}
+            ids = {t.instance_id for t in self._stepper.outcomes if t.correlation_key == value}
             value = max(ids, default=0)  # the latest instance that had the key
-        return [t for t in self._stepper.history if t.instance_id == value]
+        return [t for t in self._stepper.outcomes if t.instance_id == value]
 
     @contextmanager
     def crash_at(self, step: StepRef[Any] | str, when: CrashPoint = "before_commit", /) -> Generator[None]:

@@ -41,7 +41,7 @@ from ..outcome import Outcome, ScheduleChildren
 from ..refs import Insertable
 from . import _clock as clock
 
-__all__ = ["Crash", "CrashPoint", "DrainCounts", "Plans", "Stepper", "Transition"]
+__all__ = ["CommittedOutcome", "Crash", "CrashPoint", "DrainCounts", "Plans", "Stepper"]
 
 T = TypeVar("T")
 CrashPoint: TypeAlias = Literal["before_step", "before_commit"]
@@ -88,8 +88,8 @@ _FIELDS: Final = {
 _ENDED: Final[dict[str, Kind]] = {"cancelled": "cancel", "failed": "stop"}
 
 
-class Transition(msgspec.Struct, frozen=True, kw_only=True):
-    """One committed outcome, retries included, as `durable.history` returns it."""
+class CommittedOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One committed outcome, retries included, as `durable.outcomes` returns it."""
 
     instance_id: int
     machine: str
@@ -114,7 +114,7 @@ class Stepper:
 
     def __init__(self, dsn: str, settings: Settings) -> None:
         self.registry: Registry = Registry()
-        self.history: list[Transition] = []
+        self.outcomes: list[CommittedOutcome] = []
         self.crash: Callable[[str, CrashPoint], None] | None = None
         """Called at every point where a process can crash; raises `Crash` to crash there."""
         self.recovers: bool = False
@@ -167,12 +167,17 @@ class Stepper:
             if known is None:
                 error.add_note(f"In a test, register an object before: durable.use({definition.name}(…))")
             raise
-        self._has_new_machines = True
+        self._on_new_machine()
 
     def use(self, machine: Insertable[Any, Any]) -> None:
         """Register a machine, replacing another one with its name and version."""
         self.registry.add(machine, replace=True)
+        self._on_new_machine()
+
+    def _on_new_machine(self) -> None:
         self._has_new_machines = True
+        histories = self.registry.histories(self._settings.history)
+        self._recorder = msgspec.structs.replace(self._recorder, histories=histories)
 
     async def drain(
         self, database: Plans, *, ahead: timedelta, collapse: bool, max_steps: int
@@ -307,7 +312,7 @@ class Stepper:
         log_failure(entry)
         # The status decides: a cancel wins over the outcome, and the database may refuse it.
         kind = result.redirect or _ENDED.get(result.status, entry.kind)
-        self.history.append(_transition(execution, kind))
+        self.outcomes.append(_transition(execution, kind))
         return [kind]
 
     async def _commit_begun(self, database: Plans, started: float, entry: CommitEntry) -> CommitResult:
@@ -350,7 +355,7 @@ class Stepper:
             self.crash(execution.step, point)
 
     def _too_many_steps(self, execution: Execution, max_steps: int) -> str:
-        last = " → ".join(t.step for t in self.history[-5:] if t.instance_id == execution.id)
+        last = " → ".join(t.step for t in self.outcomes[-5:] if t.instance_id == execution.id)
         return (
             f"{execution.fsm} {execution.id} still runs after {max_steps} steps "
             f"(last steps: {last or 'of other instances'}); if it polls, use drain(collapse=False), "
@@ -398,10 +403,10 @@ def _too_many_fire_times(max_steps: int) -> str:
     )
 
 
-def _transition(execution: Execution, kind: Any) -> Transition:
+def _transition(execution: Execution, kind: Any) -> CommittedOutcome:
     # The harness does not chain steps, and a released execution makes no transition.
     assert kind in get_args(TransitionKind)  # noqa: S101
-    return Transition(
+    return CommittedOutcome(
         instance_id=execution.id,
         machine=execution.fsm,
         step=execution.step,

@@ -113,7 +113,7 @@ def test_step_that_scheduled_children_does_not_run_again(durable: Harness) -> No
         durable.drain()
     durable.drain()
     durable.assert_done(parent, 1)
-    assert [(t.step, t.kind) for t in durable.history(parent)] == [
+    assert [(t.step, t.kind) for t in durable.outcomes(parent)] == [
         ("one", "schedule_children"),
         ("two", "done"),
     ]

@@ -100,7 +100,7 @@ def test_without_handle_the_retry_policy_decides(durable: Harness) -> None:
     durable.assert_failed(once, match="^ConnectionError: the bank does not answer$")
     durable.assert_failed(thrice, match="attempt 2")
     durable.assert_done(patient, 3)
-    assert [len(durable.history(ref)) for ref in (once, thrice, patient)] == [1, 3, 4]
+    assert [len(durable.outcomes(ref)) for ref in (once, thrice, patient)] == [1, 3, 4]
 
 
 @pytest.mark.clause("ERR-7")

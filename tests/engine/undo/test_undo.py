@@ -34,7 +34,7 @@ from tests.engine.undo.sagas import Order, Parcel, Polite, Saga
 
 
 def steps_of(durable: Harness) -> list[str]:
-    return [transition.step for transition in durable._stepper.history if transition.kind != "retry"]
+    return [transition.step for transition in durable._stepper.outcomes if transition.kind != "retry"]
 
 
 @pytest.mark.clause("UNDO-1")
@@ -339,10 +339,10 @@ def test_cancel_of_an_executing_step_leads_to_its_on_cancel_step(durable: Harnes
 def test_force_skips_undo_and_on_cancel(durable: Harness, machine: type[Saga] | type[Polite]) -> None:
     ref = durable.insert(machine, Order("wait"))
     durable.drain()
-    before = len(durable._stepper.history)
+    before = len(durable._stepper.outcomes)
     assert durable.cancel(ref, force=True) == Cancelled(ref.id)
     durable.drain()
-    assert len(durable._stepper.history) == before
+    assert len(durable._stepper.outcomes) == before
 
 
 @pytest.mark.clause("UNDO-10")
@@ -350,13 +350,13 @@ def test_force_skips_undo_and_on_cancel(durable: Harness, machine: type[Saga] | 
 def test_soft_delete_skips_undo_and_on_cancel(durable: Harness, machine: type[Saga] | type[Polite]) -> None:
     ref = durable.insert(machine, Order("wait"))
     durable.drain()
-    before = len(durable._stepper.history)
+    before = len(durable._stepper.outcomes)
     durable.soft_delete(ref)
     durable.drain()
     deleted = durable.get(ref, with_deleted=True)
     assert deleted is not None
     assert deleted.status is Status.CANCELLED
-    assert len(durable._stepper.history) == before
+    assert len(durable._stepper.outcomes) == before
 
 
 @pytest.mark.clause("UNDO-10")

@@ -18,8 +18,12 @@ create table gen_durable.executions (
   finished_at  timestamptz not null,
   error        text,
   retried_at   timestamptz,                               -- it ended the job, and the job was retried then
-  state        jsonb,                                     -- of an edit: the state that it wrote
-  state_before jsonb                                      -- the state before, where no earlier record has it
+  -- With history, and of edits:
+  state        jsonb,                                     -- the state that the transition wrote
+  state_before jsonb,                                     -- the state before, where no earlier record has it
+  signals      text[],                                    -- names of the consumed signals
+  awaits       text[],                                    -- of an await: the names of the signals ...
+  await_deadline timestamptz                              -- ... and the deadline
 ) with (autovacuum_vacuum_insert_scale_factor = 0.1);
 
 -- At most one execution commits a transition. The guard of commits ensures it; this index enforces it.
