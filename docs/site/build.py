@@ -40,7 +40,7 @@ ROOT_PAGES: Final = {
 API: Final[dict[str, tuple[str, list[str], list[str]]]] = {
     "clients": ("Clients", ["async_client", "client"], []),
     "worker": ("Worker", ["worker"], []),
-    "machines": ("Machines and jobs", ["machine", "jobs", "retry"], []),
+    "machines": ("Machines and jobs", ["machine", "jobs", "retry", "_graph"], []),
     "outcomes": ("Outcomes", ["outcome"], []),
     "context": ("Context", ["context"], []),
     "signals": ("Signals", ["signals"], []),

@@ -194,3 +194,27 @@ class Handled(Machine[Order, int], retry=Backoff(max_attempts=5)):
         if ctx.attempt < 3:
             return Retry()
         return Stop(error)
+
+
+class Undone(Machine[Order, int]):
+    """Options that name other steps."""
+
+    @step(undo="release", on_failure="apologize")
+    async def reserve(self, ctx: Context[Order]) -> Outcome[int]:
+        return Next(self.ship)
+
+    @step(on_cancel="recall")
+    async def ship(self, ctx: Context[Order]) -> Outcome[int]:
+        return Done(1)
+
+    @step
+    async def release(self, ctx: Context[Order]) -> Outcome:
+        return Done()
+
+    @step
+    async def apologize(self, ctx: Context[Order]) -> Outcome[int]:
+        return Stop("sorry")
+
+    @step
+    async def recall(self, ctx: Context[Order]) -> Outcome[int]:
+        return Done(0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import random
 import re
 import xml.etree.ElementTree as ElementTree
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from gen_durable import Edge, Graph, Node, graph
 from gen_durable._graph.layout import Layout, layout
 from gen_durable._graph.model import DONE, FAILED
 from gen_durable._graph.picture import picture
+from tests.docs.pages import ROOT, Page
 from tests.graph import machines
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -179,6 +182,16 @@ def test_dot_has_every_step_and_transition() -> None:
     assert '  "(start)" -> "first";' in lines
     assert '  "second" -> "third";' in lines
     assert '  "(done)" [label="done", shape=oval, color=green4];' in lines
+
+
+def test_picture_of_the_guide_is_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = ROOT / "docs" / "guides" / "graph.md"
+    (tmp_path / "guide_orders.py").write_text(Page(page).files()["orders.py"])
+    monkeypatch.syspath_prepend(tmp_path)
+    found = graph(importlib.import_module("guide_orders").Checkout)
+    assert page.with_suffix(".svg").read_text() == found.svg(), (
+        "gen-durable graph orders.py:Checkout --format svg"
+    )
 
 
 def test_notebooks_show_the_picture() -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from gen_durable import Edge, Graph, UsageError, graph
+from gen_durable import Edge, Graph, UsageError, check, graph
 from tests.graph import machines
 
 
@@ -130,6 +130,16 @@ def test_inherited_and_called_steps_are_followed() -> None:
     assert sorted(edges(found, "second")) == [("done", "(done)"), ("next", "third")]
     assert sorted(edges(found, "third")) == [("done", "(done)"), ("next", "third")]
     assert found.unread == ()
+
+
+@pytest.mark.clause("GRAPH-2")
+def test_undo_failure_and_cancel_steps_are_edges() -> None:
+    found = graph(machines.Undone)
+    assert edges(found, "reserve") == [("next", "ship"), ("on_failure", "apologize"), ("undo", "release")]
+    assert edges(found, "ship") == [("done", "(done)"), ("on_cancel", "recall")]
+    # After an undo step the instance ends as it was going to.
+    assert edges(found, "release") == []
+    assert check(machines.Undone) == []
 
 
 def test_computed_target_is_reported_as_unread() -> None:

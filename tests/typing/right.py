@@ -28,9 +28,12 @@ from gen_durable import (
     Done,
     Duplicate,
     DuplicateSignal,
+    Edge,
     ExecutionRecord,
     ExecutionStatus,
     Failure,
+    Finding,
+    Graph,
     Inserted,
     Instance,
     Job,
@@ -56,6 +59,8 @@ from gen_durable import (
     Transaction,
     Worker,
     backoff,
+    check,
+    graph,
     job,
     step,
     upgrade,
@@ -565,3 +570,16 @@ def load_old_rows(durable: Harness, async_durable: AsyncHarness) -> None:
         Ref[Parcel, None],
     )
     assert_type(async_durable.load(Renewed, state={"number": 7}, step=Renewed.ship), Ref[Parcel, None])
+
+
+def draw_and_check(client: Client) -> None:
+    found = graph(Renewed)
+    assert_type(found, Graph)
+    assert_type(found.edges_from("ship"), tuple[Edge, ...])
+    assert_type(found.svg(), str)
+    assert_type(check(Renewed, Delivery), list[Finding])
+    assert_type(client.check(Renewed, every=True), Sequence[Finding])
+
+
+async def compare(client: AsyncClient) -> None:
+    assert_type(await client.check(Renewed), Sequence[Finding])

@@ -329,6 +329,8 @@ class _Reader:
                 self._add(Edge(source=step.name, target=target, kind=kind))
 
     def _add(self, edge: Edge) -> None:
+        if edge.kind == "done" and edge.source in self._definition.undo_steps:
+            return  # the engine continues with the next undo step, or with the end that was intended
         key = (edge.source, edge.target, edge.kind, edge.signals, edge.children, edge.is_delayed)
         self._edges.setdefault(key, edge)
 
