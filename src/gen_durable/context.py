@@ -203,7 +203,7 @@ class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
     total; otherwise call `load`.
     """
     failure: Failure | None = None
-    """The failure of the step before, if it led here: by its `on_failure=`, or by an outcome of `handle`.
+    """The failure of the step before, if it led here: by its `on_failure=`, by an outcome of `handle`, or to undo.
 
     It stays the same for every attempt at this step, also after a crash or a `retry` of the instance, and is gone after
     the next transition.

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from gen_durable import Context, Done, Machine, Outcome, job, step
 from gen_durable.testing import Harness
 from tests.cli.conftest import Gd, output, parsed, refused
 from tests.cli.machines import BIG
@@ -167,3 +168,28 @@ def test_correlation_key_of_digits_warns(gd: Gd, shop: Harness) -> None:
         gd("signal", 77, "go")
     )
     assert gd("cancel", "--where", "correlation-key=77", "--yes").exit_code == 0
+
+
+class Imported(Machine[int, None], priority=4, max_attempts=2, concurrency_key="importer"):
+    @step
+    async def run(self, ctx: Context[int]) -> Outcome[None]:
+        return Done()
+
+
+@job("cli.push", concurrency_key=lambda tenant: ("tenant", tenant))
+async def push(tenant: int) -> None: ...
+
+
+_DEFAULTS = "select priority, max_attempts, concurrency_key from gen_durable.gen_durable order by id"
+
+
+@pytest.mark.clause("INS-12", "INS-13")
+def test_insert_gets_the_defaults_of_the_machine(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
+    shop.use(Imported)
+    shop.use(push)
+    shop.drain()
+    assert gd("insert", "Imported", "1").exit_code == 0
+    assert gd("insert", "Imported", "1", "--priority", "0", "--concurrency-key", "own").exit_code == 0
+    assert "computes concurrency_key from the state" in refused(gd("insert", "cli.push", "7"))
+    assert gd("insert", "cli.push", "7", "--concurrency-key", "tenant:7").exit_code == 0
+    assert sql.execute(_DEFAULTS).fetchall() == [(4, 2, "importer"), (0, 2, "own"), (0, None, "tenant:7")]

@@ -23,6 +23,9 @@ BELONGINGS = {
 }
 
 
+INDEXES = {"deleted": "gen_durable_deleted", "expired": "gen_durable_expiring"}
+
+
 @pytest.mark.parametrize("status", ["done", "failed"])
 async def test_page_of_ended_rows(explainer: Explainer, status: collect.Ended) -> None:
     swept, (found,) = await explainer.run(collect.sweep(status, HOUR, collect.START))
@@ -32,10 +35,20 @@ async def test_page_of_ended_rows(explainer: Explainer, status: collect.Ended) -
 
 
 async def test_nothing_to_collect_is_one_probe(explainer: Explainer) -> None:
-    for status in ("done", "failed", "cancelled", "deleted"):
+    for status in ("done", "failed", "cancelled", "expired", "deleted"):
         swept, (found,) = await explainer.run(collect.sweep(status, timedelta(days=3000), collect.START))
         assert (swept.deleted, swept.next) == (0, None)
-        check(found, {"gen_durable_deleted" if status == "deleted" else "gen_durable_finished"}, blocks=30)
+        check(found, {INDEXES.get(status, "gen_durable_finished")}, blocks=30)
+
+
+async def test_page_of_expired_rows(explainer: Explainer) -> None:
+    await explainer.connection.execute(
+        "update gen_durable.gen_durable set expires_at = now() - interval '1 s' where id = any ($1)",
+        list(ENDED[:600]),
+    )
+    swept, (found,) = await explainer.run(collect.sweep("expired", timedelta(0), collect.START))
+    assert (swept.deleted, swept.next is None) == (500, False)
+    check(found, {"gen_durable_expiring", *BELONGINGS}, blocks=120 * 500)
 
 
 async def test_page_of_deleted_rows(explainer: Explainer) -> None:

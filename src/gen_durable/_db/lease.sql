@@ -70,7 +70,7 @@ select g.id, g.lease_expires_at, g.parent_id, g.concurrency_key from gen_durable
 -- The alert event of poison has the negative number of the execution as `n`: a retried instance may commit the same transition
 -- with events of its own, or fail as poison again.
 judged as materialized (
-  select orphaned.*, m.on_failure ->> orphaned.step as next_step,
+  select orphaned.*, m.retention, m.on_failure ->> orphaned.step as next_step,
          case when orphaned.is_cancelled then 'cancelled' when orphaned.crash_count < :crash_limit::int - 1 then 'requeued'
               when m.on_failure ->> orphaned.step is not null then 'moved' else 'failed' end as verdict,
          text.message, jsonb_build_object('type', 'Poison', 'message', text.message, 'traceback', '[]'::jsonb,
@@ -100,9 +100,8 @@ judged as materialized (
          eligible_at = statement_timestamp() + case when judged.verdict = 'moved' then interval '0'
                                                     else make_interval(secs => least(300, power(2, least(g.crash_count, 10)))) end,
          finished_at = case when judged.verdict in ('cancelled', 'failed') then statement_timestamp() end,
-         expires_at = case when judged.verdict in ('cancelled', 'failed')
-                           then statement_timestamp() + gen_durable.retention_of(
-                                  g.fsm, g.fsm_version, judged.verdict::gen_durable.durable_status) end,
+         expires_at = statement_timestamp()
+                      + make_interval(secs => (judged.retention ->> judged.verdict)::double precision),
          updated_at = statement_timestamp()
     from judged
    where g.id = judged.id and (judged.verdict = 'moved' or not gen_durable.crash_redirects(

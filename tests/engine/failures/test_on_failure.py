@@ -254,3 +254,54 @@ def test_on_failure_may_be_used_with_the_effect_of_an_outcome(durable: Harness) 
     ref = durable.insert(Book, 1)
     durable.drain()
     durable.assert_done(ref, "DivisionByZeroError")
+
+
+class Trip(Machine[str, str]):
+    """Books, with an undo step; then pays, which fails or crashes."""
+
+    @step
+    async def cancel_booking(self, ctx: Context[str]) -> Outcome[str]:
+        failure = ctx.failure
+        assert failure is not None
+        return Stop(f"undo saw {failure.type} of {failure.step}") if ctx.state == "tell" else Done("")
+
+    @step
+    async def recover(self, ctx: Context[str]) -> Outcome[str]:
+        return Done(f"recovered from {ctx.failure.type}" if ctx.failure else "")
+
+    @step(initial=True, undo=cancel_booking)
+    async def book(self, ctx: Context[str]) -> Outcome[str]:
+        return Next("pay" if ctx.state == "recover" else "fail")
+
+    @step(on_failure=recover)
+    async def pay(self, ctx: Context[str]) -> Outcome[str]:
+        raise ValueError("no money")
+
+    @step
+    async def fail(self, ctx: Context[str]) -> Outcome[str]:
+        raise ValueError("no money")
+
+
+@pytest.mark.clause("ERR-10", "ERR-12")
+def test_on_failure_comes_before_undo_and_undo_steps_see_the_failure(durable: Harness) -> None:
+    recovered, undone = durable.insert(Trip, "recover"), durable.insert(Trip, "tell")
+    durable.drain()
+    durable.assert_done(recovered, "recovered from ValueError")
+    durable.assert_failed(undone, match="undo saw ValueError of fail")
+
+
+@pytest.mark.clause("CRASH-12")
+@pytest.mark.parametrize("durable_settings", [Settings(crash_limit=1)])
+@pytest.mark.parametrize(("state", "step", "status"), [("recover", "pay", "done"), ("", "fail", "failed")])
+def test_crashed_step_leads_to_on_failure_or_else_to_undo(
+    durable: Harness, state: str, step: str, status: str
+) -> None:
+    ref = durable.insert(Trip, state)
+    with durable.crash_at(step, "before_step"), pytest.raises(Crash):
+        durable.drain()
+    durable.drain()
+    (instance,) = durable.instances(Trip)
+    assert instance.status == status
+    assert [each.step for each in durable.executions(ref)][-1] == (
+        "recover" if status == "done" else "cancel_booking"
+    )

@@ -183,11 +183,14 @@ create table gen_durable.machines (
   primary key (fsm, fsm_version)
 );
 
--- How long an instance that ends is kept; null: the settings of the worker that collects decide. RETURN, so that it is inlined.
+-- How long an instance that ends is kept; null: the settings of the worker that collects decide. For commits: a function that is
+-- not called costs nothing, a subquery is set up by every execution. PL/pgSQL, because its plans stay cached in the session.
 create function gen_durable.retention_of(fsm text, version int, status gen_durable.durable_status) returns interval
-language sql stable
-return (select make_interval(secs => (m.retention ->> status::text)::double precision) from gen_durable.machines m
-         where m.fsm = retention_of.fsm and m.fsm_version = retention_of.version);
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  return (select make_interval(secs => (m.retention ->> retention_of.status::text)::double precision)
+            from gen_durable.machines m where m.fsm = retention_of.fsm and m.fsm_version = retention_of.version);
+end $$;
 revoke execute on function gen_durable.retention_of from public;
 
 -- Instances as clients read them, in types that every driver knows.

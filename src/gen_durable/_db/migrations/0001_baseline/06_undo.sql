@@ -27,9 +27,10 @@ return case when undo_steps is null and compensation is null then false
             else gen_durable.redirects(undo_steps, compensation, is_cancel,
                                        case when is_capped then 'failed'::gen_durable.durable_status end) end;
 
--- The error of an instance whose undo step has failed: why it was to end, and why it could not be undone.
+-- The error of an instance whose undo step has failed: why it was to end, and why it could not be undone. STABLE as format() is,
+-- so that it is inlined.
 create function gen_durable.undo_error(compensation jsonb, step text, error text) returns text
-language sql immutable
+language sql stable
 return case when coalesce(compensation ? 'end', false)
             then format('%s; then undo step %s failed: %s',
                         coalesce(compensation -> 'end' ->> 'error', compensation -> 'end' ->> 'reason',

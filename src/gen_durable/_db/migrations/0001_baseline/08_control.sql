@@ -73,7 +73,9 @@ begin
   update gen_durable.gen_durable g
      set execution = g.execution + (g.status <> 'executing' and g.execution < 2147483647)::int,
          status = 'cancelled', rest_step = g.step, finished_at = statement_timestamp(), updated_at = statement_timestamp(),
-         expires_at = statement_timestamp() + gen_durable.retention_of(g.fsm, g.fsm_version, 'cancelled'),
+         expires_at = statement_timestamp() + (
+           select make_interval(secs => (m.retention ->> 'cancelled')::double precision) from gen_durable.machines m
+            where m.fsm = g.fsm and m.fsm_version = g.fsm_version),
          lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null, leased_at = null,
          started_at = null, presented = null, gated = false, rate_turn_at = null, children_pending = 0
    where g.id = any (ending);
