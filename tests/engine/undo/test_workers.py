@@ -1,0 +1,149 @@
+"""Undo steps on real workers: group commits, effects, crashes, killed processes, and what operators see."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import (
+    AsyncClient,
+    CancelRequested,
+    Context,
+    Done,
+    Machine,
+    Next,
+    Outcome,
+    Sql,
+    Status,
+    Stop,
+    Worker,
+    step,
+)
+from gen_durable.telemetry import CompensationStarted
+from tests.engine.undo.killable_worker import Trip
+from tests.engine.undo.sagas import Order, Saga
+from tests.support.settings import CALM, FAST
+from tests.support.waiting import PATIENCE
+from tests.support.worker_process import program
+
+
+@pytest.mark.clause("UNDO-2", "UNDO-3", "UNDO-12")
+async def test_failed_instances_of_one_batch_are_undone(durable_dsn: str, db: Any) -> None:
+    started: list[CompensationStarted] = []
+    async with Worker([Saga], dsn=durable_dsn, settings=CALM) as worker:
+        worker.telemetry.subscribe(started.append, CompensationStarted)
+        endings = ["stop", "done"] * 20
+        refs = [await worker.insert(Saga, Order(ending)) for ending in endings]
+        ended = [await worker.wait(ref, timeout=PATIENCE) for ref in refs]
+    assert [each.status.value for each in ended] == ["failed", "done"] * 20
+    assert {each.last_error for each in ended[::2]} == {"no truck"}
+    assert sorted(event.id for event in started) == [ref.id for ref in refs[::2]]
+    assert await db.fetchval("select count(*) from gen_durable.gen_durable where undo_steps is not null") == 0
+
+
+@pytest.mark.clause("UNDO-2")
+async def test_cancel_of_a_running_step_undoes_the_committed_ones(durable_dsn: str) -> None:
+    begun = asyncio.Event()
+
+    class Slow(Machine[list[str], str]):
+        @step(undo="refund")
+        async def charge(self, ctx: Context[list[str]]) -> Outcome[str]:
+            return Next(self.ship)
+
+        @step(interrupt=True)
+        async def ship(self, ctx: Context[list[str]]) -> Outcome[str]:
+            begun.set()
+            await asyncio.sleep(3600)
+            return Done("unreachable")
+
+        @step
+        async def refund(self, ctx: Context[list[str]]) -> Outcome:
+            ctx.state.append("refunded")
+            return Done()
+
+    async with Worker([Slow], dsn=durable_dsn, settings=FAST) as worker:
+        ref = await worker.insert(Slow, [])
+        await begun.wait()
+        assert await worker.cancel(ref, reason="too slow") == CancelRequested(ref.id)
+        ended = await worker.wait(ref, timeout=PATIENCE)
+    assert (ended.status, ended.cancel_reason, ended.state) == (Status.CANCELLED, "too slow", ["refunded"])
+
+
+@pytest.mark.clause("UNDO-2")
+async def test_effect_of_a_stop_commits_with_the_start_of_the_undo(durable_dsn: str, db: Any) -> None:
+    class Noting(Machine[None, str]):
+        @step(undo="refund")
+        async def charge(self, ctx: Context[None]) -> Outcome[str]:
+            return Next(self.ship)
+
+        @step
+        async def ship(self, ctx: Context[None]) -> Outcome[str]:
+            return Stop("no truck", effect=Sql("insert into notes values ('stopped')"))
+
+        @step
+        async def refund(self, ctx: Context[None]) -> Outcome:
+            return Done(effect=Sql("insert into notes values ('refunded')"))
+
+    await db.execute("create table notes (note text)")
+    async with Worker([Noting], dsn=durable_dsn, settings=CALM) as worker:
+        ended = await worker.wait(await worker.insert(Noting, None), timeout=PATIENCE)
+    assert (ended.status, ended.last_error) == (Status.FAILED, "no truck")
+    assert [row["note"] for row in await db.fetch("select note from notes")] == ["stopped", "refunded"]
+
+
+@pytest.mark.clause("UNDO-13")
+@pytest.mark.parametrize("killed", ["pay", "cancel_hotel", "cancel_flight"])
+async def test_undo_continues_after_its_process_was_killed(durable_dsn: str, killed: str) -> None:
+    async with AsyncClient(durable_dsn, settings=FAST) as client:
+        ref = await client.insert(Trip, [])
+        options = msgspec.json.encode(FAST).decode()
+        async with program("tests.engine.undo.killable_worker", durable_dsn, options, killed) as process:
+            assert await process.ends() == -signal.SIGKILL
+        async with Worker([Trip], dsn=durable_dsn, settings=FAST):
+            ended = await client.wait(ref, timeout=PATIENCE)
+        assert (ended.status, ended.step, ended.last_error) == (Status.FAILED, "pay", "card declined")
+        assert ended.state == ["pay 3", "cancel_hotel 4", "cancel_flight 5"]
+        records = await client.executions(ref)
+    assert [(each.step, each.outcome) for each in records if each.status == "ABORTED"] == [(killed, "lease")]
+
+
+@pytest.mark.clause("UNDO-2", "UNDO-5")
+async def test_poison_is_undone_and_a_poisoned_undo_step_is_reported(durable_dsn: str) -> None:
+    settings = msgspec.structs.replace(FAST, crash_limit=1)
+    options = msgspec.json.encode(settings).decode()
+    async with AsyncClient(durable_dsn, settings=settings) as client:
+        ref = await client.insert(Trip, [])
+        for killed in ("pay", "cancel_flight"):
+            async with program("tests.engine.undo.killable_worker", durable_dsn, options, killed) as process:
+                assert await process.ends() == -signal.SIGKILL
+        async with Worker([Saga], dsn=durable_dsn, settings=settings):
+            failed = await client.wait(ref, timeout=PATIENCE)
+        assert failed.status is Status.FAILED
+        assert failed.last_error == (
+            "poison: the process died 1 times in step pay; then undo step cancel_flight failed: "
+            "poison: the process died 1 times in step cancel_flight"
+        )
+        (finding,) = [each for each in await client.doctor() if each.code == "undo.incomplete"]
+        assert finding.facts["ids"] == [ref.id]
+        await client.retry(ref)
+        async with Worker([Trip], dsn=durable_dsn, settings=settings):
+            ended = await client.wait(ref, timeout=PATIENCE)
+        assert (ended.step, ended.last_error) == ("pay", "poison: the process died 1 times in step pay")
+        assert not [each for each in await client.doctor() if each.code == "undo.incomplete"]
+
+
+@pytest.mark.clause("UNDO-7", "UNDO-9")
+async def test_sql_cancels_like_a_client(durable_dsn: str, db: Any) -> None:
+    async with AsyncClient(durable_dsn, settings=CALM) as client:
+        ref = await client.insert(Saga, Order("wait"), step="begin")
+        async with Worker([Saga], dsn=durable_dsn, settings=CALM) as worker:
+            await worker.wait(ref, until="parked", timeout=PATIENCE)
+        cancel = "select gen_durable.cancel($1::bigint, 'by sql', 'ada', {})"
+        assert await db.fetchval(cancel.format("false"), ref.id) == "requested"
+        assert await db.fetchval(cancel.format("false"), ref.id) == "compensating"
+        assert await db.fetchval(cancel.format("false, false"), ref.id) == "cancelled"
+        assert await db.fetchval(cancel.format("false"), ref.id) == "finished"
