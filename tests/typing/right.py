@@ -65,6 +65,7 @@ from gen_durable import (
     step,
     upgrade,
 )
+from gen_durable.instance import CancelResult
 from gen_durable.machine import BoundStep, Upgrade
 from gen_durable.telemetry import Event, PickStop, StepStop, Telemetry
 from gen_durable.testing import AsyncHarness, Harness
@@ -583,3 +584,30 @@ def draw_and_check(client: Client) -> None:
 
 async def compare(client: AsyncClient) -> None:
     assert_type(await client.check(Renewed), Sequence[Finding])
+
+
+class Undone(Machine[Parcel, str]):
+    """Undo and on_cancel steps, by reference and by name. An undo step has no result."""
+
+    @step
+    async def release(self, ctx: Context[Parcel]) -> Outcome:
+        return Done()
+
+    @step(initial=True, undo=release, on_cancel="recall")
+    async def reserve(self, ctx: Context[Parcel]) -> Outcome[str]:
+        return Next(self.recall)
+
+    @step(undo="release", on_cancel=release)
+    def recall(self, ctx: Context[Parcel]) -> Outcome[str]:
+        return Stop("recalled", undo=False)
+
+
+async def undo_verbs(client: AsyncClient, blocking: Client) -> None:
+    assert_type(await client.cancel(7, undo=False), CancelResult)
+    assert_type(blocking.cancel(7, undo=False), CancelResult)
+    assert_type(await client.cancel_all(Undone, undo=False, compensating=True), int)
+    instance = await client.get(7)
+    if instance is not None and instance.compensation is not None:
+        assert_type(instance.is_compensating, bool)
+        assert_type(instance.compensation.undone, tuple[str, ...])
+        assert_type(instance.compensation.status, Status)

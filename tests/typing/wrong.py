@@ -444,3 +444,13 @@ class Renewed(Machine[Parcel, None], version=2):
     @step(was=1)  # E: not a name
     async def ship(self, ctx: Context[Parcel]) -> Outcome[None]:
         return Done(None)
+
+
+class Undone(Machine[Parcel, str]):
+    @step(undo=len)  # E: not a step
+    async def reserve(self, ctx: Context[Parcel]) -> Outcome[str]:
+        return Done("reserved")
+
+    @step(on_cancel=1)  # E: not a step
+    async def recall(self, ctx: Context[Parcel]) -> Outcome[str]:
+        return Stop("recalled", undo="no")  # E: not a bool
