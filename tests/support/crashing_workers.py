@@ -102,6 +102,26 @@ class Killer(Machine[None, None]):
         return Stop(error)
 
 
+class Rescued(Machine[None, str]):
+    """Kills its process, then its next step kills another one; the second attempt at that step ends it."""
+
+    @step(on_failure="mend")
+    async def kill(self, ctx: Context[None]) -> Outcome[str]:
+        print_json(begun=ctx.step, id=ctx.id)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return Stop("unreachable")
+
+    @step
+    async def mend(self, ctx: Context[None]) -> Outcome[str]:
+        print_json(begun=ctx.step, id=ctx.id)
+        if not ctx.attempt:
+            os.kill(os.getpid(), signal.SIGKILL)
+        failure = ctx.failure
+        return Done(
+            f"{failure.type} {failure.step}, {ctx.idempotency_key}" if failure else "the failure is lost"
+        )
+
+
 @job("crashing.poison.v1", max_attempts=9, dead_letter="crashing.dead.v1")
 async def poison(number: int, ctx: Context[int]) -> None:
     print_json(begun="poison", id=ctx.id, attempt=ctx.attempt)
@@ -116,7 +136,9 @@ def _on_event(event: Event) -> None:
 def _main(dsn: str, settings: str) -> None:
     logging.basicConfig(level=logging.INFO)
     worker = Worker(
-        [Hog, Killer, Sleeper, poison], dsn=dsn, settings=msgspec.json.decode(settings, type=Settings)
+        [Hog, Killer, Rescued, Sleeper, poison],
+        dsn=dsn,
+        settings=msgspec.json.decode(settings, type=Settings),
     )
 
     def on_first_look(_: PickStop) -> None:

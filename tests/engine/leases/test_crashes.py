@@ -23,7 +23,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.telemetry import ReaperReaped
-from tests.support.crashing_workers import Killer, Sleeper
+from tests.support.crashing_workers import Killer, Rescued, Sleeper
 from tests.support.rows import has_no_lease, inbox_of, row_of, signal_rows
 from tests.support.settings import FAST
 from tests.support.waiting import PATIENCE, Events
@@ -159,3 +159,25 @@ async def test_step_that_keeps_killing_its_process_fails_as_poison(durable_dsn: 
     assert await inbox_of(db, child.id) == []
     assert await signal_rows(db, child.id) == 0
     assert ended.result == "failed: poison: the process died 3 times in step kill"
+
+
+@pytest.mark.clause("CRASH-12", "ERR-12")
+async def test_on_failure_of_a_killed_step_survives_another_kill(durable_dsn: str, db: Any) -> None:
+    settings = msgspec.structs.replace(FAST, crash_limit=2)
+    async with (
+        AsyncClient(durable_dsn, settings=settings) as client,
+        Worker([Sleeper], dsn=durable_dsn, settings=settings) as reaper,
+    ):
+        events = Events(reaper)
+        ref = await client.insert(Rescued)
+        for crash, name in enumerate(("kill", "kill", "mend"), 1):
+            async with worker_process(durable_dsn, settings) as victim:
+                await victim.wait_for(begun=name)
+                assert await victim.ends() == -signal.SIGKILL
+            assert (await events.wait(ReaperReaped, count=crash)).capped == ()
+            await db.execute(
+                "update gen_durable.gen_durable set eligible_at = now() where status = 'runnable'"
+            )
+        async with worker_process(durable_dsn, settings):
+            ended = await client.wait(ref, timeout=PATIENCE)
+    assert ended.result == f"Poison kill, {ref.id}:2"
