@@ -18,6 +18,7 @@ from gen_durable import (
     ScheduleChildren,
     Signal,
     Spec,
+    Stop,
     step,
 )
 
@@ -33,6 +34,8 @@ __all__ = [
     "Suspending",
     "Threaded",
     "Timed",
+    "Undoable",
+    "Undone",
     "Waiting",
 ]
 
@@ -63,6 +66,36 @@ class Chain(Machine[int, int]):
         if ctx.state + 1 < CHAIN:
             return Next(self.run, ctx.state + 1)
         return Done(ctx.state)
+
+
+class Undoable(Machine[int, int]):
+    """Ten chained steps that could be undone."""
+
+    @step(undo="back")
+    async def run(self, ctx: Context[int]) -> Outcome[int]:
+        if ctx.state + 1 < CHAIN:
+            return Next(self.run, ctx.state + 1)
+        return Done(ctx.state)
+
+    @step
+    async def back(self, ctx: Context[int]) -> Outcome:
+        return Done()
+
+
+class Undone(Machine[int, int]):
+    """Four steps, of which the last fails, and three undo steps."""
+
+    @step(undo="back")
+    async def run(self, ctx: Context[int]) -> Outcome[int]:
+        return Next(self.run, ctx.state + 1) if ctx.state < 2 else Next(self.fail)
+
+    @step
+    async def fail(self, ctx: Context[int]) -> Outcome[int]:
+        return Stop("undo all")
+
+    @step
+    async def back(self, ctx: Context[int]) -> Outcome:
+        return Done()
 
 
 class Family(Machine[int, int]):
@@ -134,4 +167,4 @@ class Waiting(Machine[int, int]):
         return Done(ctx.awaited.get(self.go) or 0)
 
 
-MACHINES = (One, Loud, Chain, Family, Suspending, Timed, Threaded, Ordered, Waiting)
+MACHINES = (One, Loud, Chain, Undoable, Undone, Family, Suspending, Timed, Threaded, Ordered, Waiting)

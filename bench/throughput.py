@@ -46,6 +46,8 @@ from .machines import (
     Suspending,
     Threaded,
     Timed,
+    Undoable,
+    Undone,
     Waiting,
 )
 from .peers.processor_time import server_seconds
@@ -188,6 +190,16 @@ class Bench:
         settings = msgspec.structs.replace(self.settings, history="all")
         return await self._work(self.jobs // CHAIN * CHAIN, Chain, settings=settings)
 
+    async def chain_undoable(self) -> Rate:
+        await self._insert(Undoable, self.jobs // CHAIN)
+        return await self._work(self.jobs // CHAIN * CHAIN, Undoable)
+
+    async def undone(self) -> Rate:
+        """Run instances of four steps that fail, and their three undo steps; per step."""
+        instances = self.jobs // CHAIN
+        await self._insert(Undone, instances)
+        return await self._work(instances * 7, Undone)
+
     async def inserts_bare(self) -> Rate:
         rows = [new_instance(Spec(One, number), 2**20) for number in range(self.jobs)]
         async with await Database.open(self.dsn, SCHEMA, size=1) as database:
@@ -320,6 +332,7 @@ PAIRS: tuple[tuple[str, str, str], ...] = (
     ("chained steps", "chain_engine", "chain_bare"),
     ("batch inserts", "inserts_engine", "inserts_bare"),
     ("chained steps, with history", "chain_history", "chain_engine"),
+    ("chained steps, with undo", "chain_undoable", "chain_engine"),
 )
 
 VARIANTS: tuple[tuple[str, str], ...] = (
@@ -339,6 +352,7 @@ VARIANTS: tuple[tuple[str, str], ...] = (
     ("jobs behind a busy key", "jobs_busy_key"),
     ("instances with a signal", "signalled"),
     ("children of a fan-out", "fan_out"),
+    ("steps that fail and are undone", "undone"),
     ("events published", "published"),
 )
 
@@ -376,8 +390,8 @@ def _table(found: dict[str, list[Rate]], latencies: list[list[float]], jobs: int
     p99 = statistics.median(times[len(times) * 99 // 100] for times in latencies)
     lines += [
         "",
-        "ratio: per second, against the bare loop of the same operation; with history, against chained steps; of the "
-        "variants, against jobs",
+        "ratio: per second, against the bare loop of the same operation; with history or undo, against chained steps; "
+        "of the variants, against jobs",
         f"insert to start in the same process: p50 {p50:.1f} ms, p99 {p99:.1f} ms",
     ]
     return "\n".join(lines)

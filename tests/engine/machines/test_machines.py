@@ -96,7 +96,16 @@ def test_untyped_state_is_a_dict(durable: Harness) -> None:
 def test_context_of_step_and_handle_have_the_same_fields(durable: Harness) -> None:
     fields = {
         *("id", "machine", "version", "step", "attempt", "step_seq", "idempotency_key", "state", "raw_state"),
-        *("awaited", "inbox", "timed_out", "failure", "children", "parent_id", "correlation_key", "max_attempts"),
+        *(
+            "awaited",
+            "inbox",
+            "timed_out",
+            "failure",
+            "children",
+            "parent_id",
+            "correlation_key",
+            "max_attempts",
+        ),
         *("cancellation", "cancelled", "raise_if_cancelled", "emit", "emitted", "fire_time", "resources"),
     }
     offered = {name for name in dir(Context) if not name.startswith("_")}
