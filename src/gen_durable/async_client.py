@@ -38,6 +38,7 @@ from .instance import (
     Delivery,
     EditResult,
     ExecutionRecord,
+    Forked,
     Instance,
     Restored,
     RetryResult,
@@ -550,6 +551,62 @@ class AsyncClient:
             reason=reason,
             actor=actor,
             autocommit=self._autocommit(conn),
+        )
+        return await self._write(plan, conn)
+
+    async def fork(
+        self,
+        target: Target,
+        /,
+        *,
+        at: int | None = None,
+        state: Any = KEEP,
+        step: StepRef[Any] | str | None = None,
+        correlation_key: Key | None = None,
+        unique_key: Key | None = None,
+        machine: Insertable[Any, Any] | None = None,
+        validate: bool = True,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> Forked:
+        """Insert a new instance that starts where another one was after a transition.
+
+            copy = await client.fork("order:42", at=3, reason="try the new carrier")
+
+        It has the machine, version, queue, priority and limits of its origin, but neither its keys nor its signals nor
+        its children, and undoes nothing of it. An await is repeated. `Instance.forked_from` names the origin.
+
+        Args:
+            target: what `insert` returned, an `Instance`, an id, or a correlation key; in any status.
+            at: the number of the transition, as in `history`; 0 is the insert. A transition before the last one needs
+                `history="all"`, or `state=`. Default: as the instance is now.
+            state: replaces the state of that transition.
+            step: the step to start at, instead of the one that followed.
+            correlation_key: the correlation key of the new instance.
+            unique_key: the unique key of the new instance.
+            machine: the machine of the instance, to check state and step, as in `edit`.
+            validate: `False` skips the check against the registered steps and schema, as in `edit`.
+            reason: recorded in the audit log.
+            actor: who forks it; recorded in the audit log.
+            conn: a connection of the caller: fork in its transaction.
+
+        Raises:
+            NoTargetError: there is no such instance.
+            UsageError: the state or the step of that transition is unknown, it waited for children, or a key is taken.
+        """
+        plan = _verbs.fork(
+            target,
+            at,
+            state,
+            step,
+            self.settings,
+            correlation_key=correlation_key,
+            unique_key=unique_key,
+            machine=machine,
+            validate=validate,
+            reason=reason,
+            actor=actor,
         )
         return await self._write(plan, conn)
 

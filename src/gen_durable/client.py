@@ -30,6 +30,7 @@ from .instance import (
     Delivery,
     EditResult,
     ExecutionRecord,
+    Forked,
     Instance,
     Restored,
     RetryResult,
@@ -358,6 +359,41 @@ class Client:
             reason=reason,
             actor=actor,
             autocommit=self._autocommit(conn),
+        )
+        return self._write(plan, conn)
+
+    def fork(
+        self,
+        target: Target,
+        /,
+        *,
+        at: int | None = None,
+        state: Any = KEEP,
+        step: StepRef[Any] | str | None = None,
+        correlation_key: Key | None = None,
+        unique_key: Key | None = None,
+        machine: Insertable[Any, Any] | None = None,
+        validate: bool = True,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: Connection | None = None,
+    ) -> Forked:
+        """Insert a new instance that starts where another one was after a transition.
+
+        See `AsyncClient.fork`.
+        """
+        plan = _verbs.fork(
+            target,
+            at,
+            state,
+            step,
+            self.settings,
+            correlation_key=correlation_key,
+            unique_key=unique_key,
+            machine=machine,
+            validate=validate,
+            reason=reason,
+            actor=actor,
         )
         return self._write(plan, conn)
 

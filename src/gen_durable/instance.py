@@ -42,6 +42,7 @@ __all__ = [
     "ExecutionRecord",
     "ExecutionStatus",
     "Failure",
+    "Forked",
     "Instance",
     "JobState",
     "JobWord",
@@ -231,6 +232,17 @@ class NotEdited(msgspec.Struct, frozen=True):
 EditResult: TypeAlias = Edited | NotEdited
 
 
+class Forked(msgspec.Struct, frozen=True):
+    """The answer of `fork`: a new instance starts after a transition of the origin."""
+
+    id: int
+    """The new instance."""
+    origin_id: int
+    step_seq: int
+    """The transition of the origin after which it starts."""
+    status: Status
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """The error of an instance, structured."""
 
@@ -320,6 +332,10 @@ class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=Tr
     """The time that this schedule was due."""
     collected_at: datetime | None = None
     """When retention removed its state and result. The row stays because it still occupies a key."""
+    forked_from: int | None = None
+    """The instance that it was forked from."""
+    forked_seq: int | None = None
+    """The transition of that instance after which it started."""
 
     @property
     def result(self) -> ResultT:

@@ -30,6 +30,7 @@ CHANGES: dict[str, tuple[list[list[object]], list[object], tuple[str, str]]] = {
     "signal": ([], ["signal", 1, "payment"], ("#1", "signalled")),
     "cancel": ([], ["cancel", 1], ("#1", "cancelled")),
     "retry": ([["cancel", 1]], ["retry", 1], ("#1", "retried")),
+    "fork": ([], ["fork", 1], ("#2", "created")),
     "edit": ([], ["edit", 1, "--step", "ship", "--yes"], ("#1", "edited")),
     "delete": ([], ["delete", 1], ("#1", "deleted")),
     "restore": ([["delete", 1]], ["restore", 1], ("#1", "restored")),

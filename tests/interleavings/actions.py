@@ -160,6 +160,11 @@ def edit(id: int, *, expected_seq: int | None = None, step: str | None = None, w
     return autocommit(lambda _: plan())
 
 
+def fork(id: int, at: int | None = None) -> Work:
+    """A new instance after a transition of another one; `None` if that is gone."""
+    return autocommit(lambda _: control.fork(id, at, None, None, reason="again", actor="eve"))
+
+
 def flush_picked(kind: Any, **fields: Any) -> Work:
     """The same with the long commit statement."""
 

@@ -123,4 +123,12 @@ MUTANTS = [
         reason="a token was spent twice",
         changes=[Change("sweep_buckets", "b.full_at < statement_timestamp() - interval '1 minute'", "true")],
     ),
+    Mutant(
+        name="a fork takes the state that the collector has left",
+        scenario=collecting.gc_and_fork(has_key=True),
+        reason="a fork without the state of its origin",
+        changes=[
+            Change(SCHEMA, "if origin.collected_at is not null and state is null then", "if false then")
+        ],
+    ),
 ]

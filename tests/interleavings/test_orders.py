@@ -102,6 +102,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     "RTY-6",
     "EDT-3",
     "EDT-4",
+    "FRK-2",
     "UNDO-1",
     "UNDO-2",
     "UNDO-8",

@@ -164,6 +164,8 @@ def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[
         schedule=row["schedule"],
         fire_time=row["fire_time"],
         collected_at=row["collected_at"],
+        forked_from=row["forked_from"],
+        forked_seq=row["forked_seq"],
     )
 
 

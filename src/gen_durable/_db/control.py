@@ -20,6 +20,7 @@ __all__ = [
     "delete",
     "deleted_with_key",
     "edit",
+    "fork",
     "in_batches",
     "live_children",
     "matching_ids",
@@ -113,6 +114,31 @@ def edit(
             actor=actor,
         ),
         _TRIES if autocommit else 1,
+    )
+    return rows[0] if rows else None
+
+
+def fork(
+    id: int,
+    at: int | None,
+    state: str | None,
+    step: str | None,
+    *,
+    correlation_key: str | None = None,
+    unique_key: bytes | None = None,
+    reason: str | None = None,
+    actor: str | None = None,
+) -> Plan[Row | None]:
+    """Insert a new instance that starts after a transition of another one; `None` if that does not exist."""
+    rows = yield _SQL["fork"](
+        id=id,
+        at=at,
+        state=state,
+        step=step,
+        correlation_key=correlation_key,
+        unique_key=unique_key,
+        reason=reason,
+        actor=actor,
     )
     return rows[0] if rows else None
 

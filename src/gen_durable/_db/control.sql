@@ -24,6 +24,12 @@ select id, refusal, status, step_seq, queue
   from gen_durable.edit_row(:id::bigint, :state::text, :step::text, :expected_seq::bigint, :expected_version::int, :wake::boolean,
                             :reason::text, :actor::text)
 
+-- name: fork
+-- Insert a new instance that starts after a transition of another one; problem says why nothing was inserted.
+select id, problem, queue, status, step_seq
+  from gen_durable.fork_row(:id::bigint, :at::bigint, :state::text, :step::text, :correlation_key::text, :unique_key::bytea,
+                            :reason::text, :actor::text)
+
 -- name: live_children
 -- The children of these instances that have not ended: the next level of a cascading cancel.
 select child.id from gen_durable.gen_durable child

@@ -21,6 +21,7 @@ from .control import (
     soft_delete,
 )
 from .edits import check_by_name, check_change, edit
+from .forks import fork
 from .history import audit, audit_level, audit_log, events, replay, set_audit
 from .inserts import given_state, insert, insert_all
 from .named_inserts import NamedResult, check_registered, insert_named
@@ -71,6 +72,7 @@ __all__ = [
     "events",
     "executions",
     "explain",
+    "fork",
     "get",
     "given_state",
     "history_of",

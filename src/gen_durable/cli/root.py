@@ -15,6 +15,7 @@ from .db import db
 from .demo import demo
 from .edit import edit
 from .failure import Failure
+from .fork import fork
 from .graph import graph
 from .history import diff, history
 from .limits import limits
@@ -53,7 +54,7 @@ def root() -> None:
 for command in (
     *(db, demo, worker, graph, check),
     *(insert, signal, ls, show, history, diff, wait, explain),
-    *(cancel, retry, edit, delete, restore),
+    *(cancel, retry, edit, fork, delete, restore),
     *(workers, queues, limits, schedules, outbox, audit, doctor),
 ):
     root.add_command(command)

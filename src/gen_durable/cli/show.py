@@ -115,6 +115,8 @@ def _facts(found: InstanceDetails) -> Iterator[tuple[str, str | None]]:
     key = key_text(row["unique_key"])
     yield "unique key", None if key is None else clean(key)
     yield "parent", None if row["parent_id"] is None else str(row["parent_id"])
+    forked = f"{row['forked_from']}, after transition {row['forked_seq']}"
+    yield "forked from", None if row["forked_from"] is None else forked
     yield "inserted", _when(row["inserted_at"], now)
     yield "updated", _when(row["updated_at"], now)
     yield "due", _when(row["eligible_at"], now) if row["status"] == Status.RUNNABLE else None

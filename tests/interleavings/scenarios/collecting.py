@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from gen_durable._db import collect
-from tests.interleavings.actions import lease_some, put, restore, retry, send
+from tests.interleavings.actions import fork, lease_some, put, restore, retry, send
 from tests.interleavings.invariants import BrokenError, require
 from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenario import End, Scenario
@@ -132,6 +132,31 @@ def gc_and_retry(ended: collect.Ended = "failed") -> Scenario:
     )
 
 
+def gc_and_fork(*, has_key: bool) -> Scenario:
+    """A fork has the state of its transition, or nothing is inserted."""
+
+    def check(end: End) -> None:
+        answer = end.result("F")
+        new_rows = [row for row in end.after.instances.values() if row["forked_from"] == 1]
+        is_forked = answer is not None and answer["problem"] is None
+        require(len(new_rows) == is_forked, "the answer is not what happened")
+        for row in new_rows:
+            require((row["state"], row["step"]) == ({"n": 1}, "s"), "a fork without the state of its origin")
+
+    keys = _EVER if has_key else {}
+    return Scenario(
+        name=f"gc × fork{' of a holder of a key' if has_key else ' at an earlier transition'}",
+        setup=[
+            *failed(1, state='{"n": 2}' if not has_key else '{"n": 1}', **keys),
+            "update gen_durable.executions set state_before = '{\"n\": 1}'",
+        ],
+        sessions={"G": [swept("failed")], "F": [fork(1, None if has_key else 0)]},
+        check=check,
+        pauses=[PAUSE_AFTER_PAGE],
+        never_wait=_G,
+    )
+
+
 def gc_and_retry_of_a_holder() -> Scenario:
     """A retry of an instance with a key gets all of it, or an error."""
 
@@ -229,6 +254,8 @@ SCENARIOS = [
     gc_and_retry(),
     gc_and_retry("expired"),
     gc_and_retry_of_a_holder(),
+    gc_and_fork(has_key=True),
+    gc_and_fork(has_key=False),
     gc_and_restore(),
     gc_of_letters(),
     gc_of_buckets(),

@@ -95,6 +95,8 @@ create table gen_durable.gen_durable (
                                                           -- retention; null: the settings of the worker decide
   collected_at        timestamptz,                        -- when the collector removed state and result; the row stays because it
                                                           -- occupies a key
+  forked_from         bigint,                             -- the instance that it was forked from ...
+  forked_seq          bigint,                             -- ... after this transition
 
   -- Because of this constraint, a guard on lease_token need not name status. With status = 'executing' the planner may choose
   -- the partial index of executing rows, which is small but full of dead entries.
@@ -203,6 +205,6 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::te
        g.last_error, g.error::text as error, g.correlation_key, g.unique_key, g.concurrency_key, g.rate_limit, g.weight,
        g.parent_id, g.locked_by,
        g.inserted_at, g.updated_at, g.eligible_at, g.finished_at, g.cancel_requested_at, g.cancel_reason, g.cancelled_by,
-       g.deleted_at, g.delete_reason, g.schedule, g.fire_time, g.collected_at,
+       g.deleted_at, g.delete_reason, g.schedule, g.fire_time, g.collected_at, g.forked_from, g.forked_seq,
        g.undo_steps::text as undo_steps, g.compensation::text as compensation
   from gen_durable.gen_durable g;

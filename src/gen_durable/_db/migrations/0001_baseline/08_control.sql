@@ -398,6 +398,95 @@ begin
     select g.id, null::text, g.status::text, g.step_seq, g.queue from gen_durable.gen_durable g where g.id = target;
 end $$;
 
+-- Insert a new instance that starts after a transition of another one, with its machine, version, queue, priority and limits, but
+-- without its keys, signals and children. An await is repeated, with the same time until its deadline. One row if the origin exists.
+--   at        the transition; null: as the origin is now. An earlier one needs the state that its record keeps.
+--   problem   null if it was inserted; else collected, children, unknown, not_kept, no_step or key_taken
+-- Locks: the origin FOR KEY SHARE, so that the collector does not delete it and its records; commits do not wait for that.
+create function gen_durable.fork_row(
+  target bigint, at bigint, new_state text, new_step text, new_correlation_key text, new_unique_key bytea, reason text, actor text)
+returns table (id bigint, problem text, queue text, status text, step_seq bigint)
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  origin   record;
+  made     record;
+  state    jsonb := new_state::jsonb;
+  step     text := new_step;
+  awaits   text[];
+  deadline timestamptz;
+  live     gen_durable.durable_status[] := '{runnable,executing,awaiting_signal,awaiting_children}';
+begin
+  reason := gen_durable.short_reason(reason);
+  actor := gen_durable.checked_actor(actor);
+  select g.* into origin from gen_durable.gen_durable g where g.id = target for key share;
+  if not found then
+    return;
+  end if;
+  step_seq := coalesce(at, origin.step_seq);
+  if step_seq = origin.step_seq then
+    if origin.collected_at is not null and state is null then
+      problem := 'collected';
+    elsif step is null and origin.spawn_round = origin.step_seq then
+      problem := 'children';
+    end if;
+    state := coalesce(state, origin.state);
+    if step is null and origin.status = 'awaiting_signal' then
+      awaits := origin.awaits;
+      deadline := origin.await_deadline;
+    end if;
+    step := coalesce(step, origin.step);
+  elsif step_seq > origin.step_seq then
+    problem := 'unknown';
+  else
+    if step_seq > 0 then
+      select e.* into made from gen_durable.executions e
+       where e.instance_id = target and e.step_seq = fork_row.step_seq and e.status in ('COMMITTED', 'DONE');
+      if step is null and made.outcome = 'schedule_children' then
+        problem := 'children';
+      elsif step is null then
+        awaits := made.awaits;
+        deadline := statement_timestamp() + (made.await_deadline - made.finished_at);
+      end if;
+      state := coalesce(state, made.state);
+    else
+      state := coalesce(state, (
+        select e.state_before from gen_durable.executions e
+         where e.instance_id = target and e.step_seq = 1 and e.state_before is not null order by e.execution limit 1));
+    end if;
+    step := coalesce(step, (
+      select e.step from gen_durable.executions e
+       where e.instance_id = target and e.step_seq = fork_row.step_seq + 1 and e.status in ('COMMITTED', 'DONE')));
+    problem := coalesce(problem, case when state is null then 'not_kept' when step is null then 'no_step' end);
+  end if;
+  if problem is null then
+    status := case when awaits is null then 'runnable' else 'awaiting_signal' end;
+    begin
+      insert into gen_durable.gen_durable as g
+             (fsm, fsm_version, step, rest_step, status, state, awaits, await_deadline, queue, priority, max_attempts,
+              concurrency_key, rate_limit, weight, traceparent, correlation_key, correlation_scope, unique_key, unique_scope,
+              forked_from, forked_seq)
+      values (origin.fsm, origin.fsm_version, step, case when awaits is null then '' else step end,
+              fork_row.status::gen_durable.durable_status, state, awaits, deadline, origin.queue, origin.priority,
+              origin.max_attempts, origin.concurrency_key, origin.rate_limit, origin.weight, origin.traceparent,
+              new_correlation_key, case when new_correlation_key is not null then live end,
+              new_unique_key, case when new_unique_key is not null then live end, target, fork_row.step_seq)
+      returning g.id into id;
+    exception when unique_violation then
+      problem := 'key_taken';
+    end;
+  end if;
+  if problem is null then
+    insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
+    select fork_row.id, 'created', actor, reason, jsonb_build_object(
+             'machine', origin.fsm, 'version', origin.fsm_version, 'step', step, 'queue', origin.queue,
+             'forked_from', target, 'forked_seq', fork_row.step_seq)
+     where (select s.audit from gen_durable.settings s) >= 'failures';
+  end if;
+  queue := origin.queue;
+  return next;
+end $$;
+
 -- The status of a job in the words of simple workflows: pending, leased, succeeded, failed, cancelled; null: no such job. By
 -- key: the job that occupies the key, else the latest that had it.
 create function gen_durable.job_status(target bigint) returns text
@@ -507,7 +596,7 @@ $$;
 
 revoke execute on function
   gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.end_deleted,
-  gen_durable.on_deleted, gen_durable.raise_key_conflict, gen_durable.restore_rows, gen_durable.retry_rows, gen_durable.edit_row,
+  gen_durable.on_deleted, gen_durable.raise_key_conflict, gen_durable.restore_rows, gen_durable.retry_rows, gen_durable.edit_row, gen_durable.fork_row,
   gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
   gen_durable.cancel(bigint, text, text, boolean, boolean), gen_durable.cancel(text, text, text, boolean, boolean),
   gen_durable.soft_delete(bigint, text, text), gen_durable.soft_delete(text, text, text),

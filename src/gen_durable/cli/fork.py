@@ -1,0 +1,80 @@
+"""`gen-durable fork`: start a new instance after a transition of another one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+import msgspec
+
+from .. import _verbs
+from .._typing import KEEP
+from ..instance import Forked
+from ..refs import target_value
+from .connection import DatabaseOptions, database_options
+from .groups import action_options, no_validate_option
+from .json_text import json_option, print_json, read_json
+from .options import target
+
+__all__ = ["fork"]
+
+
+@click.command()
+@click.argument("to", metavar="TARGET", type=target)
+@click.option(
+    "--at",
+    type=click.IntRange(0),
+    metavar="SEQ",
+    help="The transition to start after. Default: the last one.",
+)
+@click.option("--state", metavar="JSON", help='New state instead of the kept one; "-" reads standard input.')
+@click.option("--step", metavar="NAME", help="The step to start at. Default: the one that followed.")
+@click.option("--correlation-key", metavar="KEY", help="Correlation key of the new instance.")
+@click.option("--unique-key", metavar="KEY", help="Unique key of the new instance.")
+@no_validate_option
+@action_options
+@json_option
+@database_options("max_payload")
+def fork(
+    db: DatabaseOptions,
+    to: int | str,
+    at: int | None,
+    state: str | None,
+    step: str | None,
+    correlation_key: str | None,
+    unique_key: str | None,
+    no_validate: bool,
+    reason: str | None,
+    actor: str | None,
+    as_json: bool,
+) -> None:
+    """Insert a new instance that starts where TARGET was after a transition.
+
+    TARGET is an id or a correlation key. Earlier transitions than the last one need history="all", or --state. See
+    `history` for their numbers. The new instance has no keys, signals or children of its origin.
+    """
+    text = None if state is None else read_json(state, "the state", db.settings.max_payload)
+
+    async def run() -> Forked:
+        plan = _verbs.fork(
+            target_value(to),
+            at,
+            KEEP if text is None else msgspec.Raw(text.encode()),
+            step,
+            db.settings,
+            correlation_key=correlation_key,
+            unique_key=unique_key,
+            machine=None,
+            validate=not no_validate,
+            reason=reason,
+            actor=actor,
+        )
+        async with db.open() as database:
+            forked, _ = await database.run(plan)
+            return forked
+
+    forked = asyncio.run(run())
+    if as_json:
+        print_json(forked)
+    else:
+        click.echo(f"inserted {forked.id}, forked from {forked.origin_id} after transition {forked.step_seq}")
