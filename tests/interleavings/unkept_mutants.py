@@ -49,7 +49,19 @@ MUTANTS = [
         name="the audit of a deleted instance is left",
         scenario=unkept.delete_second_attempt(),
         reason="its audit events are left",
-        changes=[Change("delete_done", "a.instance_id = collected.id", "false")],
+        changes=[Change("delete_done", "a.instance_id = audited.id", "false")],
+    ),
+    Mutant(
+        name="the audit of a first execution is left",
+        scenario=unkept.delete_audited(),
+        reason="its audit events are left",
+        changes=[Change("delete_done", "<> 'off'", "= 'off'")],
+    ),
+    Mutant(
+        name="the audit of a signal that came during the delete is left",
+        scenario=unkept.delete_and_deliver(),
+        reason="its audit events are left",
+        changes=[Change("delete_audit", "where a.instance_id", "where false and a.instance_id")],
     ),
     Mutant(
         name="the records of a deleted instance are left",

@@ -45,6 +45,9 @@ from tests.support.waiting import PATIENCE, Events, holds
 LEFT = """select (select count(*) from gen_durable.gen_durable) + (select count(*) from gen_durable.signals)
                + (select count(*) from gen_durable.executions) + (select count(*) from gen_durable.audit_events)"""
 NOTHING_IS_LEFT = f"{LEFT} = 0"
+AUDITED = """select array_agg(distinct instance_id order by instance_id) from gen_durable.audit_events
+              where instance_id is not null"""
+SIGNAL = """select gen_durable.signal($1::bigint, 'go'), gen_durable.audit_reason($1, 'signalled', 'why', 'ann', null)"""
 COUNT = "select count(*) from gen_durable.gen_durable"
 runs: list[int] = []
 
@@ -105,6 +108,29 @@ async def test_nothing_is_left_of_a_done_instance(durable_dsn: str, db: Any) -> 
         await worker.insert_all([Spec(add, number) for number in (2, 3, -1)])
         await worker.insert(Steps, 1)
         await holds(db, NOTHING_IS_LEFT)
+
+
+@pytest.mark.clause("GC-14")
+@pytest.mark.parametrize("level", ["failures", "all"])
+async def test_audit_events_are_deleted_with_the_instance(durable_dsn: str, db: Any, level: str) -> None:
+    """The execution is the first: the events are of the insert, an edit and signals."""
+    await db.fetchval("select gen_durable.set_audit($1)", level)
+
+    @job("keep.audited", keep=False)
+    async def audited(number: int, ctx: Context[int]) -> None:
+        await db.execute(SIGNAL, ctx.id)
+
+    async with AsyncClient(durable_dsn) as client:
+        inserted = await client.insert(audited, 1)
+        # as `gen-durable insert` does
+        await db.execute("select gen_durable.audit_reason($1, 'created', 'why', 'ann', null)", inserted.id)
+        edited = await client.insert(audited, 2)
+        await client.edit(edited, state=3, reason="why", actor="ann")
+        signalled = await client.insert(audited, 4)
+        await db.execute(SIGNAL, signalled.id)
+    assert await db.fetchval(AUDITED) == [inserted.id, edited.id, signalled.id]
+    async with Worker([audited], dsn=durable_dsn, settings=FAST):
+        await holds(db, f"select ({AUDITED}) is null and not exists (select from gen_durable.gen_durable)")
 
 
 async def test_failed_and_cancelled_instances_stay(durable_dsn: str, db: Any) -> None:

@@ -73,6 +73,8 @@ async def test_tables_with_many_dead_tuples(db: Any, client: Any, monkeypatch: p
     )
     await db.execute("delete from gen_durable.audit_events")
     await _flushed(db)
+    assert codes(await client.doctor()) == [], "autovacuum is not overdue in a schema of a few seconds"
+    monkeypatch.setattr(doctor, "_LATE_VACUUM", timedelta(0))
     (finding,) = await client.doctor()
     assert (finding.code, finding.facts["name"]) == ("table.bloat", "audit_events")
     await db.execute(finding.fix.split(";")[0])

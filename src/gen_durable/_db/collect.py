@@ -75,6 +75,7 @@ def delete_done(ids: str, lease_tokens: str, step_seqs: str) -> Plan[str]:
     (row,) = yield _SQL["delete_done"](ids=ids, lease_tokens=lease_tokens, step_seqs=step_seqs)
     if row["with_signals"]:
         yield from signals.sweep(row["with_signals"])
+        yield _SQL["delete_audit"](ids=row["with_signals"])
     numbers: str = row["numbers"]
     return numbers
 

@@ -25,7 +25,7 @@ with page as materialized (
      and g.finished_at < statement_timestamp() - :retention::interval
      and {not_needed_by_parent}
    order by g.id desc for update of g skip locked
-), {collected}, {stripped}, {signals}, {history}, {swept}
+), {collected}, {stripped}, {signals}, {execution_records}, {audit_of_collected}, {swept}
 select * from swept
 
 -- name: sweep_expired
@@ -43,7 +43,7 @@ with page as materialized (
      and g.expires_at < statement_timestamp() - :retention::interval
      and {not_needed_by_parent}
    order by g.id desc for update of g skip locked
-), {collected}, {stripped}, {signals}, {history}, {swept}
+), {collected}, {stripped}, {signals}, {execution_records}, {audit_of_collected}, {swept}
 select * from swept
 
 -- name: sweep_deleted
@@ -60,7 +60,7 @@ with page as materialized (
    where g.finished_at is not null and g.deleted_at < statement_timestamp() - :retention::interval
      and {not_needed_by_parent}
    order by g.id desc for update of g skip locked
-), {collected}, {stripped}, {signals}, {history}, {swept}
+), {collected}, {stripped}, {signals}, {execution_records}, {audit_of_collected}, {swept}
 select * from swept
 
 -- part: not_needed_by_parent
@@ -98,14 +98,18 @@ unread_signals as (
    where s.target_id = collected.id and s.consumed_seq is not null and s.dedup_key is not null
 )
 
--- part: history
--- Delete the execution records and audit events of the collected rows.
+-- part: execution_records
+-- Delete the execution records of the collected rows.
 committed_executions as (
   delete from gen_durable.executions e using collected
    where e.instance_id = collected.id and e.status in ('COMMITTED', 'DONE')
 ), aborted_executions as (
   delete from gen_durable.executions e using collected where e.instance_id = collected.id and e.status = 'ABORTED'
-), audit_of_deleted as (
+)
+
+-- part: audit_of_collected
+-- Delete the audit events of the collected rows.
+audit_of_collected as (
   delete from gen_durable.audit_events a using collected where a.instance_id = collected.id
 )
 
@@ -120,8 +124,9 @@ swept as (
 -- Commit the outcome `done` of instances that are not kept, by deleting their rows. Guard: lease token and step_seq, as in
 -- commit.sql; no requested cancel; no key that a done row occupies. An outcome that is not returned has to be committed by `commit`,
 -- which tells why. Locks: the rows, in the given order.
--- The first execution of an instance has no history, unless the audit level is `all`. Signals are deleted by a later statement: this
--- one does not see signals that were delivered while it waited for the row.
+-- The first execution of an instance has no execution records. It may have audit events, unless the audit level is `off`: an insert
+-- with an actor, an edit. Signals and their audit events are deleted by later statements: this one does not see signals that were
+-- delivered while it waited for the row.
 with deleted as (
   delete from gen_durable.gen_durable g
    using (select * from unnest(:ids::text::bigint[], :lease_tokens::text::bigint[], :step_seqs::text::bigint[]) with ordinality
@@ -132,9 +137,17 @@ with deleted as (
      and (g.correlation_key is null or 'done' <> all (g.correlation_scope))
   returning o.number, g.id, g.has_signals, g.execution
 ), collected as (
-  select deleted.id from deleted where deleted.execution > 1 or (select s.audit from gen_durable.settings s) = 'all'
-), {history}
+  select deleted.id from deleted where deleted.execution > 1
+), {execution_records}, audited as (
+  select deleted.id from deleted where deleted.execution > 1 or (select s.audit from gen_durable.settings s) <> 'off'
+), audit_of_deleted as (
+  delete from gen_durable.audit_events a using audited where a.instance_id = audited.id
+)
 select coalesce(array_agg(number)::text, '{}') as numbers, array_agg(id) filter (where has_signals) as with_signals from deleted
+
+-- name: delete_audit
+-- Delete the audit events of deleted instances.
+delete from gen_durable.audit_events a where a.instance_id = any (:ids::bigint[])
 
 -- name: collect_done
 -- The same for rows that an earlier statement of the transaction has made done, and for rows that were kept for a waiting client.
@@ -144,7 +157,7 @@ with due as materialized (
     from gen_durable.gen_durable g
    where g.id = any (:ids::bigint[]) and g.status = 'done'
    order by g.id desc for update of g skip locked
-), {collected}, {stripped}, {signals}, {history}
+), {collected}, {stripped}, {signals}, {execution_records}, {audit_of_collected}
 select (select count(*) from collected) as deleted, (select count(*) from stripped) as stripped
 
 -- name: sweep_executions

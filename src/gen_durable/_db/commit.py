@@ -152,7 +152,7 @@ def deletable(entries: Iterable[CommitEntry], recorder: Recorder) -> list[Commit
 
 
 def delete_done(entries: Sequence[CommitEntry]) -> Plan[CommitReport]:
-    """Commit `done` outcomes by deleting their rows: one statement, one more if signals have arrived meanwhile.
+    """Commit `done` outcomes by deleting their rows: one statement, two more if signals have arrived meanwhile.
 
     A stale result is preliminary: `commit` has to decide.
     """

@@ -21,6 +21,8 @@ __all__ = ["examine", "outdated"]
 _SQL = statements("doctor.sql")
 # Fewer dead rows are not reported: the table is small.
 _MIN_DEAD_ROWS: Final = 10_000
+# autovacuum_naptime is 1 minute by default.
+_LATE_VACUUM: Final = timedelta(minutes=5)
 _LONG_TRANSACTION: Final = timedelta(minutes=5)
 # A worker fires a schedule within its poll_interval, and publishes an event at once.
 _LATE_SCHEDULE: Final = timedelta(minutes=1)
@@ -134,7 +136,7 @@ def _wanted() -> dict[str, str]:
 
 
 def _bloat(settings: Settings) -> Plan[list[Finding]]:
-    rows = yield _SQL["bloat"](schema=settings.schema, least=_MIN_DEAD_ROWS)
+    rows = yield _SQL["bloat"](schema=settings.schema, least=_MIN_DEAD_ROWS, grace=_LATE_VACUUM)
     return [
         Finding(
             code="table.bloat",

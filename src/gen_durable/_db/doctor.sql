@@ -7,11 +7,14 @@ select c.relname as name, i.indisvalid and i.indisready as is_valid
  where n.nspname = :schema::text
 
 -- name: bloat
--- Tables with more dead rows than live ones: vacuum does not keep up.
+-- Tables with more dead rows than live ones, of which autovacuum is overdue: no vacuum within :grace, although the server and the
+-- schema are older than that.
 select s.relname as name, s.n_dead_tup as dead, s.n_live_tup as live,
        greatest(s.last_vacuum, s.last_autovacuum) as vacuumed_at
   from pg_stat_user_tables s
  where s.schemaname = :schema::text and s.n_dead_tup >= :least::bigint and s.n_dead_tup > s.n_live_tup
+   and greatest(s.last_vacuum, s.last_autovacuum, pg_postmaster_start_time(), (select min(m.applied_at) from gen_durable.migrations m))
+       < statement_timestamp() - :grace::interval
  order by s.relname
 
 -- name: transactions

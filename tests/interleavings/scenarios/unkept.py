@@ -14,6 +14,7 @@ from tests.interleavings.session import RECORDER, Flushed, Session, Work, autoco
 from tests.interleavings.world import LIVE, KeyKind, leased, new, outcome, record
 
 DONE: Final = outcome(1, "done", keep=False)
+_CREATED: Final = "insert into gen_durable.audit_events (instance_id, event) values (1, 'created')"
 _SCOPE: Final = (*LIVE, "done", "failed", "cancelled")
 
 
@@ -41,6 +42,7 @@ def _is_gone(end: End) -> bool:
         return False
     require(not [row for row in end.after.signals if row["target_id"] == 1], "its signals are left")
     require(not end.after.records(1), "its records are left")
+    require(not [row for row in end.after.audit if row["instance_id"] == 1], "its audit events are left")
     return True
 
 
@@ -101,15 +103,28 @@ def delete_second_attempt() -> Scenario:
 
     def check(end: End) -> None:
         require(_is_gone(end), "an instance that is done is left")
-        require(not [row for row in end.after.audit if row["instance_id"] == 1], "its audit events are left")
 
     return Scenario(
         name="delete(done) of a second attempt",
         setup=[
             leased(1, execution=2, attempt=1),
             record(1, "ABORTED", "retry"),
-            "insert into gen_durable.audit_events (instance_id, event) values (1, 'created')",
+            _CREATED,
         ],
+        sessions={"F": delete()},
+        check=check,
+    )
+
+
+def delete_audited() -> Scenario:
+    """An insert with an actor leaves an audit event, which is deleted with the instance."""
+
+    def check(end: End) -> None:
+        require(_is_gone(end), "an instance that is done is left")
+
+    return Scenario(
+        name="delete(done) of an audited instance",
+        setup=[leased(1), _CREATED],
         sessions={"F": delete()},
         check=check,
     )
@@ -187,6 +202,7 @@ SCENARIOS = [
     delete_and_reap(),
     delete_and_continue(),
     delete_second_attempt(),
+    delete_audited(),
     delete_and_deliver(),
     delete_and_insert("unique"),
     delete_and_insert("correlation"),
