@@ -9,7 +9,20 @@ from typing import Any, assert_type
 
 import pytest
 
-from gen_durable import AsyncClient, Await, Child, Context, Done, Machine, Next, Outcome, Status, Stop, step
+from gen_durable import (
+    AsyncClient,
+    Await,
+    Child,
+    Context,
+    Done,
+    Failure,
+    Machine,
+    Next,
+    Outcome,
+    Status,
+    Stop,
+    step,
+)
 from gen_durable.errors import OutcomeError, UsageError
 from gen_durable.refs import InsertOptions
 from gen_durable.testing import AsyncHarness, Harness, context, run_step, run_step_async
@@ -50,6 +63,17 @@ def test_step_changes_the_given_state() -> None:
 def test_context_can_be_timed_out() -> None:
     assert run_step(Checkout().ship, Order(42), timed_out=True) == Next(Checkout.remind)
     assert run_step(Checkout().ship, Order(42, reminded=True), timed_out=True) == Stop("payment never came")
+
+
+def test_context_can_have_a_failure() -> None:
+    class Mending(Machine[int, str]):
+        @step
+        async def mend(self, ctx: Context[int]) -> Outcome[str]:
+            return Done(ctx.failure.message if ctx.failure else "none")
+
+    failure = Failure(type="TimeoutError", message="no answer", step="charge")
+    assert run_step(Mending().mend, 1, failure=failure) == Done("no answer")
+    assert run_step(Mending().mend, 1) == Done("none")
 
 
 def test_context_can_have_children() -> None:
