@@ -13,6 +13,7 @@ from gen_durable import (
     Await,
     Cancelled,
     CancelRequested,
+    Client,
     Compensating,
     Context,
     DefinitionError,
@@ -544,3 +545,32 @@ def test_signals_and_children_of_undo_steps(durable: Harness) -> None:
     ended = durable.get(ref)
     assert ended is not None
     assert (ended.status, ended.step, ended.last_error) == (Status.FAILED, "charge", "no truck")
+
+
+@pytest.mark.clause("UNDO-12")
+def test_history_has_the_states_of_undo_steps(durable: Harness, durable_dsn: str) -> None:
+    class Kept(Machine[list[str], str], history="all"):
+        @step(undo="refund")
+        async def charge(self, ctx: Context[list[str]]) -> Outcome[str]:
+            ctx.state.append("charged")
+            return Next(self.ship)
+
+        @step
+        async def ship(self, ctx: Context[list[str]]) -> Outcome[str]:
+            ctx.state.append("no truck")
+            return Stop("no truck")
+
+        @step
+        async def refund(self, ctx: Context[list[str]]) -> Outcome:
+            ctx.state.append("refunded")
+            return Done()
+
+    ref = durable.insert(Kept, [])
+    durable.drain()
+    with Client(durable_dsn) as client:
+        transitions = client.history(ref)
+    assert [(each.step, each.outcome, each.state) for each in transitions[1:]] == [
+        ("charge", "next", ["charged"]),
+        ("ship", "undo", ["charged", "no truck"]),
+        ("refund", "undone", ["charged", "no truck", "refunded"]),
+    ]

@@ -58,6 +58,7 @@ declare
   next_step text;
   outcome   text := 'undo';
   event     text := 'compensating';
+  keeps_state boolean;
 begin
   select g.* into old from gen_durable.gen_durable g where g.id = target;
   is_cancel := old.cancel_requested_at is not null;
@@ -124,12 +125,16 @@ begin
   delete from gen_durable.signals s where s.id = any (consumed) and s.dedup_key is null;
   update gen_durable.signals s set consumed_seq = old.step_seq + 1, payload = 'null'
    where s.id = any (consumed) and s.dedup_key is not null;
+  -- With history: the previous transition has its state.
+  keeps_state := exists (select from gen_durable.executions e
+                          where e.instance_id = target and e.step_seq = old.step_seq and e.status in ('COMMITTED', 'DONE')
+                            and e.state is not null);
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner, leased_at,
-                                      lease_expires_at, started_at, finished_at, error)
+                                      lease_expires_at, started_at, finished_at, error, state)
   select target, old.step_seq + 1, old.execution + (old.status <> 'executing' and old.execution < 2147483647)::int, old.attempt,
          'DONE', outcome, old.step, old.locked_by, old.leased_at, old.lease_expires_at, old.started_at, statement_timestamp(),
-         reason
-   where record = 'all' or record = 'failures' and outcome <> 'undone';
+         reason, case when keeps_state then coalesce(new_state::jsonb, old.state) end
+   where record = 'all' or record = 'failures' and outcome <> 'undone' or keeps_state;
   insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
   select target, event, case when is_cancel then old.cancelled_by end, case when is_cancel then old.cancel_reason end,
          jsonb_strip_nulls(jsonb_build_object(
