@@ -57,3 +57,22 @@ def test_missing_states_and_instances_are_errors(gd: Gd, shop: Harness) -> None:
     assert refused(gd("diff", 9)).startswith("no instance has id 9")
     assert refused(gd("diff", 1, 0)).startswith("transition 0 is the insert")
     assert refused(gd("diff", 1, 7)).startswith("the state after transition 6 was not kept")
+
+
+@pytest.mark.clause("FRK-1")
+def test_fork_starts_after_a_transition(gd: Gd, shop: Harness) -> None:
+    shop.insert(Checkout, {"order": 1})
+    shop.edit(1, state={"order": 2})
+    assert output(gd("fork", 1, "--at", 0)) == (0, "inserted 2, forked from 1 after transition 0\n", "")
+    assert parsed(gd("fork", 1, "--step", "ship", "--correlation-key", "copy", "--json")) == {
+        "id": 3,
+        "origin_id": 1,
+        "step_seq": 1,
+        "status": "runnable",
+    }
+    states = [found.state for id in (2, 3) if (found := shop.get(id)) is not None]
+    assert states == [{"order": 1}, {"order": 2}]
+    assert "forked from:      1, after transition 0\n" in gd("show", 2).stdout
+    assert refused(gd("fork", 1, "--at", 7)).startswith(
+        "cannot fork instance 1 at transition 7: it has not made this transition"
+    )

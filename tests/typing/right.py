@@ -29,10 +29,12 @@ from gen_durable import (
     Duplicate,
     DuplicateSignal,
     Edge,
+    Edited,
     ExecutionRecord,
     ExecutionStatus,
     Failure,
     Finding,
+    Forked,
     Graph,
     Inserted,
     Instance,
@@ -41,6 +43,7 @@ from gen_durable import (
     KeyTakenError,
     Machine,
     Next,
+    NotEdited,
     Outcome,
     Queue,
     Ref,
@@ -53,10 +56,12 @@ from gen_durable import (
     Signal,
     Spec,
     Sql,
+    StateChange,
     Status,
     Step,
     Stop,
     Transaction,
+    Transition,
     Worker,
     backoff,
     check,
@@ -65,7 +70,7 @@ from gen_durable import (
     step,
     upgrade,
 )
-from gen_durable.instance import CancelResult
+from gen_durable.instance import CancelResult, EditRefusal, EditResult, RetryResult
 from gen_durable.machine import BoundStep, Upgrade
 from gen_durable.telemetry import Event, PickStop, StepStop, Telemetry
 from gen_durable.testing import AsyncHarness, Harness
@@ -611,3 +616,33 @@ async def undo_verbs(client: AsyncClient, blocking: Client) -> None:
         assert_type(instance.is_compensating, bool)
         assert_type(instance.compensation.undone, tuple[str, ...])
         assert_type(instance.compensation.status, Status)
+
+
+class Kept(Machine[Parcel, str], history="all"):
+    @step
+    async def run(self, ctx: Context[Parcel]) -> Outcome[str]:
+        return Done("done")
+
+
+@job("kept", history="off")
+def forgotten(parcel: Parcel) -> int:
+    return 1
+
+
+async def repair(client: AsyncClient, blocking: Client) -> None:
+    given = await client.insert(Kept, Parcel(1))
+    edited = await client.edit(given, state=Parcel(2), step=Kept.run, expected_step_seq=0, wake=True)
+    match edited:
+        case Edited(step_seq=seq):
+            assert_type(seq, int)
+        case NotEdited(why=why):
+            assert_type(why, EditRefusal)
+    assert_type(blocking.edit("key", state={"n": 1}, machine=Kept, validate=False), EditResult)
+    assert_type(await client.retry(given, step="run", state=Parcel(1)), RetryResult)
+    assert_type(await client.history(given, after=1, limit=10), Sequence[Transition])
+    for transition in blocking.history("key"):
+        assert_type(transition.changes, tuple[StateChange, ...] | None)
+        assert_type(transition.duration, timedelta | None)
+    forked = await client.fork(given, at=1, state=Parcel(1), step=Kept.run, correlation_key=("copy", 1))
+    assert_type(forked, Forked)
+    assert_type(blocking.fork(7), Forked)

@@ -454,3 +454,16 @@ class Undone(Machine[Parcel, str]):
     @step(on_cancel=1)  # E: not a step
     async def recall(self, ctx: Context[Parcel]) -> Outcome[str]:
         return Stop("recalled", undo="no")  # E: not a bool
+
+
+class Kept(Machine[Parcel, str], history="some"):  # E: not a level
+    @step
+    async def run(self, ctx: Context[Parcel]) -> Outcome[str]:
+        return Done("done")
+
+
+async def repair(client: AsyncClient) -> None:
+    await client.edit(7, expected_step_seq="1")  # E: not a number
+    await client.edit(7, step=1)  # E: not a step
+    await client.history(7, limit="10")  # E: not a number
+    await client.fork(7, at="1")  # E: not a number
