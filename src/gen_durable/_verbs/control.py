@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from .._db import control, snapshots
 from .._db.plan import Plan
+from .._typing import KEEP
 from ..config import Settings
 from ..definition import StepRef
 from ..errors import NoTargetError
@@ -216,13 +217,19 @@ def retry(
 ) -> Plan[tuple[RetryResult, set[str]]]:
     """Continue a failed or cancelled instance where it ended, or at another step."""
     why, who = checked_reason(reason), checked_actor(actor)
-    row = yield from snapshots.get(target_value(target))
-    if row is None:
-        raise NoTargetError(target_value(target), "retry")
-    text, name = yield from check_change(row, definition_of_target(target), state, step, settings)
-    results, queues = yield from retry_batch([row["id"]], text, name, why, who, autocommit=autocommit)
+    text: str | None = None
+    name: str | None = None
+    if state is KEEP and step is None:
+        id = yield from resolve(target, "retry")
+    else:
+        row = yield from snapshots.get(target_value(target))
+        if row is None:
+            raise NoTargetError(target_value(target), "retry")
+        id = row["id"]
+        text, name = yield from check_change(row, definition_of_target(target), state, step, settings)
+    results, queues = yield from retry_batch([id], text, name, why, who, autocommit=autocommit)
     if not results:
-        raise NoTargetError(row["id"], "retry")
+        raise NoTargetError(id, "retry")
     return results[0], queues
 
 
