@@ -28,6 +28,9 @@ Place: TypeAlias = Literal[
 ]
 """Where a word is used: an option of insert, an attribute of `ctx`, a name in the package, a status, and so on."""
 
+# Places whose names are keyword arguments.
+_OPTIONS: Final[frozenset[Place]] = frozenset({"insert", "filter", "machine", "step", "job"})
+
 # How a name is shown when the word was used in another place than the entry says.
 _SHOWN: Final[dict[Place, str]] = {
     "insert": "insert(…, {}=…)",
@@ -258,7 +261,12 @@ def translation(word: str, place: Place | None, known: Sequence[str] = ()) -> En
     entries = _BY_WORD.get(_folded(word), ())
     here = [entry for entry in entries if entry.place == place]
     known_here = [entry for entry in entries if _spelled(entry, known)]
-    elsewhere = entries if place is not None else ()
+    # A decorator is not what an option means.
+    elsewhere = [
+        entry
+        for entry in (entries if place is not None else ())
+        if place not in _OPTIONS or entry.place != "package" or not entry.ours.islower()
+    ]
     return next(iter((*here, *known_here, *elsewhere)), None)
 
 

@@ -31,7 +31,7 @@ GenDurableError
 ├── NotDoneError                 the instance has no result
 │   ├── InstanceFailedError          it failed
 │   ├── InstanceCancelledError       it was cancelled
-│   ├── InstanceCollectedError       it is done, and its result has been removed by retention
+│   ├── InstanceCollectedError       it is done, and its result has been removed (retention, keep=False)
 │   └── InstanceUnfinishedError      it has not ended yet
 ├── PauseTimeoutError            live workers did not confirm a pause in time                  (TimeoutError)
 ├── WorkerStoppedError           the worker stopped on an engine error, its `__cause__`
@@ -493,10 +493,7 @@ class NoTargetError(GenDurableError, LookupError):
         if isinstance(self.target, int):
             # Only a live instance takes signals; other calls also find instances that have ended.
             if self.verb.startswith("signal"):
-                return (
-                    f"cannot {self.verb}: there is no live instance {self.target}; "
-                    "it has ended, or has not been inserted yet"
-                )
+                return f"cannot {self.verb}: there is no live instance {self.target}; it has ended"
             gone = "retention or keep=False may have removed it"
             return f"cannot {self.verb}: there is no instance {self.target}; {gone}"
         hint = f" (ids are integers: did you mean {self.target}?)" if self.target.isdecimal() else ""
@@ -583,7 +580,7 @@ class InstanceUnfinishedError(NotDoneError):
 
 
 class InstanceCollectedError(NotDoneError):
-    """The instance is done, and its result has been removed after `settings.retention_done`.
+    """The instance is done, and its result has been removed: by `keep=False`, or after `settings.retention_done`.
 
     Only its row is left, because the instance still occupies a correlation or unique key.
     """
@@ -591,7 +588,7 @@ class InstanceCollectedError(NotDoneError):
     def __str__(self) -> str:
         return (
             f"instance {self.instance_id} ({self.machine}) is done, but its result has been removed; "
-            "raise settings.retention_done to keep results longer"
+            "remove keep=False of the machine, or raise settings.retention_done, to keep results longer"
         )
 
 

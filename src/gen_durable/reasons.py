@@ -50,9 +50,14 @@ class Finished(_Reason, frozen=True, kw_only=True, tag="finished"):
     at: datetime
     why: str | None = None
     """The error that it failed with, or the reason that was given for its cancel."""
+    collected_at: datetime | None = None
+    """When `keep=False` or retention removed its state and result; the row stays because it still occupies a key."""
 
     def __str__(self) -> str:
-        return f"{self.status} at {_moment(self.at)}{_because(self.why)}"
+        removed = (
+            f"; state and result were removed at {_moment(self.collected_at)}" if self.collected_at else ""
+        )
+        return f"{self.status} at {_moment(self.at)}{_because(self.why)}{removed}"
 
 
 class Deletion(_Reason, frozen=True, kw_only=True, tag="deleted"):
@@ -331,7 +336,19 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         lines = "".join(f"\n  {reason}" for reason in self.reasons)
-        return f"{self.machine} {self.id} has status {self.status} at step {self.step}{lines}"
+        return f"{self.machine} {self.id} has status {self.status} at step {self.step}{lines}{self._fix()}"
+
+    def _fix(self) -> str:
+        """The command that lets it run, if the reasons do not name one."""
+        if any(isinstance(reason, Deletion) for reason in self.reasons):
+            return ""
+        for reason in self.reasons:
+            if isinstance(reason, Finished) and reason.status is not Status.DONE:
+                state = " --state JSON" if reason.collected_at else ""
+                return f"\n  retry: gen-durable retry {self.id}{state}"
+            if isinstance(reason, AwaitingSignals) and reason.names:
+                return f"\n  send it: gen-durable signal {self.id} {quote(reason.names[0])}"
+        return ""
 
 
 def _moment(at: datetime) -> str:

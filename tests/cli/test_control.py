@@ -236,7 +236,11 @@ def test_retry_with_a_new_state(gd: Gd, shop: Harness, sql: psycopg.Connection[A
     shop.drain()
     shop.assert_done(1)
     assert audit(sql) == [(1, "retried", "ada", "fixed")]
-    assert output(gd("retry", 1)) == (1, "1: not changed: done, not deleted\n", "")
+    assert output(gd("retry", 1)) == (
+        1,
+        "1: cannot retry: it is done; only failed and cancelled instances can be retried\n",
+        "",
+    )
 
 
 def test_a_new_state_keeps_large_numbers(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
@@ -273,7 +277,8 @@ def test_delete_and_restore(gd: Gd, shop: Harness, sql: psycopg.Connection[Any])
     assert output(gd("delete", "order:1", "--reason", "gdpr", "--actor", "ada")) == (0, "1: deleted\n", "")
     assert [each.id for each in shop.list()] == [2]
     assert output(gd("delete", 1)) == (0, "1: not changed: cancelled, deleted\n", "")
-    assert output(gd("retry", 1)) == (1, "1: not changed: cancelled, deleted\n", "")
+    deleted = "1: cannot retry: it is deleted; undo that first: gen-durable restore 1\n"
+    assert output(gd("retry", 1)) == (1, deleted, "")
     assert output(gd("restore", 2)) == (0, "2: not changed: runnable, not deleted\n", "")
     assert output(gd("restore", "order:1", "--actor", "bob")) == (0, "1: restored\n", "")
     assert audit(sql) == [

@@ -165,3 +165,9 @@ def test_stored_text_cannot_move_the_cursor(gd: Gd, shop: Harness) -> None:
 )
 def test_invalid_filters(gd: Gd, arguments: list[object], message: str) -> None:
     assert refused(gd("ls", *arguments)).startswith(message)
+
+
+def test_unknown_machine_is_named_if_nothing_is_found(gd: Gd, shop: Harness) -> None:
+    hint = "no matching instances; no worker has registered machine 'Chekout'; did you mean 'Checkout'?\n"
+    assert output(gd("ls", "--machine", "Chekout")) == (0, "", hint)
+    assert output(gd("ls", "--machine", "Checkout")) == (0, "", "no matching instances\n")

@@ -11,7 +11,7 @@ import pytest
 from gen_durable._db import workers
 from gen_durable.testing import Harness
 from tests.cli.conftest import Gd, execute, output, parsed, refused
-from tests.cli.machines import Checkout
+from tests.cli.machines import Checkout, Parcel
 from tests.support.worker_rows import WORKER_ROW
 
 
@@ -73,6 +73,14 @@ def test_pause_waits_for_confirmations(gd: Gd, shop: Harness) -> None:
     shop._database.run(workers.announce(WORKER_ROW, timedelta(hours=1), paused={"mail": mail.paused_at}))
     assert output(gd("queues", "pause", "mail", "--wait"))[:2] == confirmed[:2]
     assert gd("queues", "pause", "mail", "--timeout", "1s").exit_code == 2
+
+
+def test_explain_ends_with_the_fix(gd: Gd, shop: Harness) -> None:
+    shop.insert(Parcel, -1)
+    shop.insert(Checkout, {})
+    shop.drain()
+    assert gd("explain", 1).stdout.splitlines()[-1] == "  retry: gen-durable retry 1"
+    assert gd("explain", 2).stdout.splitlines()[-1] == "  send it: gen-durable signal 2 payment"
 
 
 def test_explain(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:

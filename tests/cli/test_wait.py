@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from typing import Any
 
+import psycopg
 import pytest
 
 from gen_durable._db import snapshots
@@ -94,3 +96,27 @@ def test_unknown_instance(gd: Gd) -> None:
     assert refused(gd("wait", 9)).startswith("no instance has id 9. If it is a correlation key: ")
     assert gd("wait", 9, "--until", "never").exit_code == 2
     assert gd("wait", 9, "--timeout", "5").exit_code == 2
+
+
+def test_instance_that_is_removed_during_the_wait_has_ended(
+    gd: Gd, shop: Harness, sql: psycopg.Connection[Any]
+) -> None:
+    shop.insert(Checkout, {})
+    remove = threading.Timer(0.3, lambda: sql.execute("delete from gen_durable.gen_durable"))
+    remove.start()
+    message = refused(gd("wait", 1, "--timeout", "60s"))
+    remove.join()
+    assert message.startswith("Checkout 1 has ended and was removed, with its result: by keep=False")
+
+
+def test_removed_result_is_not_an_empty_result(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
+    shop.insert(Parcel, 1, idempotency_key="once")
+    shop.drain()
+    sql.execute("update gen_durable.gen_durable set state = '{}', result = null, collected_at = now()")
+    waited = gd("wait", 1)
+    assert (waited.exit_code, waited.stdout) == (0, "")
+    assert "; state and result were removed at 2" in waited.stderr
+    shown = gd("show", 1).stdout
+    assert "removed:          state and result, 2" in shown
+    assert "state: " not in shown
+    assert "; state and result were removed at 2" in gd("explain", 1).stdout

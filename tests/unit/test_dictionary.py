@@ -147,6 +147,7 @@ def test_foreign_word_used_in_another_place_has_a_hint() -> None:
 
 
 def test_spelling_does_not_matter() -> None:
+    assert did_you_mean("actor", ("queue",), "insert") == "", "a decorator is not what an option means"
     assert did_you_mean("ScheduleChilds", (), "package") == "; did you mean 'ScheduleChildren'?"
     assert did_you_mean("partition-key", ("queue", "concurrency-key")) == "; did you mean 'concurrency-key'?"
     assert did_you_mean("LEASE_TTL", ("LEASE",)) == "; did you mean 'LEASE'?"

@@ -136,7 +136,7 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
     ),
     (
         errors.NoTargetError(42, "signal 'paid'"),
-        "cannot signal 'paid': there is no live instance 42; it has ended, or has not been inserted yet",
+        "cannot signal 'paid': there is no live instance 42; it has ended",
     ),
     (
         errors.NoTargetError(42, "wait"),
@@ -152,8 +152,8 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
     ),
     (
         errors.InstanceCollectedError(42, "Checkout", "ship", "done", None),
-        "instance 42 (Checkout) is done, but its result has been removed; raise settings.retention_done "
-        "to keep results longer",
+        "instance 42 (Checkout) is done, but its result has been removed; remove keep=False of the machine, "
+        "or raise settings.retention_done, to keep results longer",
     ),
     (
         errors.InstanceUnfinishedError(42, "Checkout", "ship", "runnable", None),

@@ -57,7 +57,12 @@ def _reasons(row: Mapping[str, Any]) -> Iterator[Reason]:
         yield Deletion(at=row["deleted_at"], why=row["delete_reason"])
     if status.is_terminal:
         why = row["cancel_reason"] if status is Status.CANCELLED else row["last_error"]
-        yield Finished(status=status, at=row["finished_at"], why=None if status is Status.DONE else why)
+        yield Finished(
+            status=status,
+            at=row["finished_at"],
+            why=None if status is Status.DONE else why,
+            collected_at=row["collected_at"],
+        )
     elif row["cancel_requested_at"] is not None:
         yield CancelPending(at=row["cancel_requested_at"], by=row["cancelled_by"], why=row["cancel_reason"])
     undo = compensation_of(row["compensation"], row["undo_steps"])

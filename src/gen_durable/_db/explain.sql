@@ -15,7 +15,7 @@ select g.id, g.fsm, g.fsm_version, g.step, g.attempt, g.status::text as status, 
        g.awaits, g.await_deadline, g.children_pending, g.updated_at, g.finished_at, g.last_error, g.concurrency_key,
        g.rate_limit, coalesce(g.weight, 1) as weight, g.rate_turn_at is not null as has_rate_turn,
        g.locked_by, g.leased_at, g.started_at, g.lease_expires_at, g.cancel_requested_at, g.cancelled_by, g.cancel_reason,
-       g.deleted_at, g.delete_reason, g.undo_steps::text as undo_steps, g.compensation::text as compensation,
+       g.deleted_at, g.delete_reason, g.collected_at, g.undo_steps::text as undo_steps, g.compensation::text as compensation,
        exists (select from gen_durable.workers w where w.name = g.locked_by and w.expires_at > statement_timestamp())
          as is_worker_live,
        pause.paused_at, pause.paused_by,

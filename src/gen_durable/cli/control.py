@@ -261,10 +261,10 @@ def _print_changes(changes: Sequence[Change], shown: Preview, request: ControlRe
     else:
         rows = {row["id"]: row for row in shown.rows}
         for change in changes:
-            click.echo(f"{change.id}: {_sentence(change, rows.get(change.id))}")
+            click.echo(f"{change.id}: {_sentence(change, rows.get(change.id), verb)}")
 
 
-def _sentence(change: Change, row: Row | None) -> str:
+def _sentence(change: Change, row: Row | None, verb: Verb) -> str:
     match change.outcome:
         case "requested":
             if row and row["status"] != Status.EXECUTING:
@@ -276,11 +276,25 @@ def _sentence(change: Change, row: Row | None) -> str:
             return f"already ended ({row['status']})" if row else "already ended"
         case "refused":
             return f"not changed: {change.problem}"
+        case "left" if row and isinstance(verb, Retry):
+            return f"cannot retry: {_not_retried(row)}"
         case "left":
             deleted = "deleted" if row and row["deleted_at"] is not None else "not deleted"
             return f"not changed: {row['status'] if row else ''}, {deleted}"
         case _:
             return change.outcome
+
+
+def _not_retried(row: Row) -> str:
+    if row["deleted_at"] is not None:
+        return f"it is deleted; undo that first: gen-durable restore {row['id']}"
+    if row["status"] in (Status.FAILED, Status.CANCELLED):
+        return (
+            "its state was removed by retention; give --state"
+            if row["collected_at"]
+            else "it has changed meanwhile"
+        )
+    return f"it is {row['status']}; only failed and cancelled instances can be retried"
 
 
 def _meant_where(target: int | str) -> str:

@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from .._checks import checked_id
-from .._db import search, snapshots
+from .._db import insert_by_name, search, snapshots
 from .._db.plan import Plan, Row
+from .._dictionary import did_you_mean
 from .connection import DatabaseOptions, database_options
 from .json_text import json_option, print_json_rows
 from .rows import STYLES, age_text, clean, instance_json, note
@@ -62,29 +63,42 @@ def ls(
     if before is not None:
         checked_id(before)
     selection = read_options(filters)
-    now, rows = db.run(
+    now, rows, hint = db.run(
         _page(selection, compensating=compensating, deleted=deleted, limit=limit, before=before)
     )
     if as_json:
         print_json_rows(instance_json(row) for row in rows)
         return
-    _print(rows, now)
+    _print(rows, now, hint)
     if len(rows) == limit:
         click.echo(f"{limit} shown. Next page: --before {rows[-1]['id']}", err=True)
 
 
 def _page(
     selection: Selection, *, compensating: bool, deleted: bool, limit: int, before: int | None
-) -> Plan[tuple[datetime, Sequence[Row]]]:
+) -> Plan[tuple[datetime, Sequence[Row], str]]:
     wanted = yield from selection.filter(with_deleted=deleted, compensating=compensating)
     now = yield from snapshots.now()
-    return now, (yield from search.page(wanted, limit, before))
+    rows = yield from search.page(wanted, limit, before)
+    return now, rows, "" if rows else (yield from _unknown_machines(wanted.fsms))
 
 
-def _print(rows: Sequence[Row], now: datetime) -> None:
+def _unknown_machines(names: Sequence[str] | None) -> Plan[str]:
+    """Say which machines no worker has registered: their names may be misspelled."""
+    if not names:
+        return ""
+    known = yield from insert_by_name.known_versions()
+    return "".join(
+        f"; no worker has registered machine '{clean(name)}'{did_you_mean(name, tuple(known))}"
+        for name in names
+        if name not in known
+    )
+
+
+def _print(rows: Sequence[Row], now: datetime, hint: str) -> None:
     cells = [_cells(row, now) for row in rows]
     if not rows:
-        click.echo("no matching instances", err=True)
+        click.echo(f"no matching instances{hint}", err=True)
     elif sys.stdout.isatty():
         _print_table(rows, cells)
     else:

@@ -22,6 +22,7 @@ __all__ = [
     "key_text",
     "note",
     "print_columns",
+    "removed_text",
 ]
 
 STYLES: Final[Mapping[str, str]] = {
@@ -60,6 +61,11 @@ def by_text(actor: str, login: str | None) -> str:
 def key_text(key: bytes | None) -> str | None:
     """Decode a unique key; escape bytes that are not UTF-8."""
     return None if key is None else key.decode(errors="backslashreplace")
+
+
+def removed_text(row: Mapping[str, Any]) -> str:
+    """Say when state and result of a row that still occupies a key were removed."""
+    return f"state and result were removed at {row['collected_at'].astimezone():%Y-%m-%d %H:%M:%S %z}"
 
 
 def note(row: Mapping[str, Any], now: datetime) -> str:

@@ -130,7 +130,9 @@ def _facts(found: InstanceDetails) -> Iterator[tuple[str, str | None]]:
     yield "deleted", _action(row["deleted_at"], None, details["delete_reason"], now)
     yield "undo", _undo(row)
     yield "crashes", str(row["crash_count"]) if row["crash_count"] else None
-    yield "state", readable(row["state"])
+    removed = _when(row["collected_at"], now)
+    yield "removed", None if removed is None else f"state and result, {removed}; the row still occupies a key"
+    yield "state", readable(row["state"]) if removed is None else None
     yield "result", None if row["result"] is None else readable(row["result"])
     yield "last error", None if row["last_error"] is None else clean(row["last_error"])
     yield "error", None if row["error"] is None else _error(row["error"])

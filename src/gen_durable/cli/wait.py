@@ -18,13 +18,14 @@ from .._db.failures import StatementError
 from .._db.plan import Row
 from .._db.pool import Database
 from .._runtime.waiting import Waiting
+from ..errors import NoTargetError
 from ..instance import Status
 from ..refs import target_value
 from .connection import DatabaseOptions, database_options
-from .failure import TIMED_OUT, no_instance
+from .failure import TIMED_OUT, Failure, no_instance
 from .json_text import json_option, print_json
 from .options import duration, target
-from .rows import age_text, clean, instance_json, note
+from .rows import age_text, clean, instance_json, note, removed_text
 
 __all__ = ["wait"]
 
@@ -66,9 +67,9 @@ def wait(db: DatabaseOptions, to: int | str, timeout: timedelta | None, until: s
         raise SystemExit(_INTERRUPTED) from None
     if as_json:
         print_json(instance_json(row))
-    elif row["status"] == Status.DONE:
+    elif row["status"] == Status.DONE and row["collected_at"] is None:
         click.echo(row["result"])
-    if code != 0 or row["status"] != Status.DONE:
+    if code != 0 or row["status"] != Status.DONE or row["collected_at"] is not None:
         click.echo(_summary(row, "still " if code == TIMED_OUT else ""), err=True)
     raise SystemExit(code)
 
@@ -85,7 +86,9 @@ async def _wait(
                 row = await waiting.until_ended_or_parked(row["id"], parked=until_parked)
         except TimeoutError:
             with suppress(StatementError):
-                row = await _get(database, row["id"])
+                row = await _get_again(database, row)
+        except NoTargetError:
+            raise _removed(row) from None
         finally:
             waiting.close()
             showing.cancel()
@@ -106,6 +109,20 @@ async def _get(database: Database, to: int | str) -> Row:
     return row
 
 
+async def _get_again(database: Database, row: Row) -> Row:
+    again = await database.run(snapshots.get(row["id"]))
+    if again is None:
+        raise _removed(row)
+    return again
+
+
+def _removed(row: Row) -> Failure:
+    return Failure(
+        f"{clean(row['fsm'])} {row['id']} has ended and was removed, with its result: by keep=False of its machine, "
+        "retention_done = 0 of its worker, or retention"
+    )
+
+
 async def _show_progress(database: Database, row: Row) -> None:
     """On a terminal, show the instance and how long the wait has lasted."""
     console, began = Console(stderr=True), time.monotonic()
@@ -115,7 +132,7 @@ async def _show_progress(database: Database, row: Row) -> None:
         while True:
             await asyncio.sleep(_REFRESH)
             with suppress(StatementError):  # the wait itself reports an outage
-                row = await _get(database, row["id"])
+                row = await _get_again(database, row)
             line.update(
                 Text(f"{_summary(row, '')} ({age_text(timedelta(seconds=time.monotonic() - began))})")
             )
@@ -124,4 +141,6 @@ async def _show_progress(database: Database, row: Row) -> None:
 def _summary(row: Row, still: str) -> str:
     details = note(row, datetime.now(UTC))
     end = f": {details}" if details else ""
+    if row["collected_at"] is not None:
+        end += f"; {removed_text(row)}"
     return f"{clean(row['fsm'])} {row['id']} {still}has status {row['status']} at step '{clean(row['step'])}'{end}"
