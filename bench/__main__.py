@@ -14,6 +14,8 @@ from .operations import measure_operations
 from .peers.compare import Options, compare
 from .peers.page import RESULTS, publish
 from .peers.results import Results
+from .peers.systems import SYSTEMS
+from .peers.workloads import WORKLOADS
 from .soak import soak
 from .throughput import measure
 
@@ -62,8 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dsn", help="use this server instead of the embedded one; drops its schema gen_durable_bench"
     )
-    parser.add_argument("--jobs", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--jobs", type=int, default=20_000, help="jobs of a measurement; default: 20000; not for --peers"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
     parser.add_argument(
         "--soak",
         type=float,
@@ -75,8 +79,13 @@ def _parser() -> argparse.ArgumentParser:
         "--operations", action="store_true", help="measure single operations and steps instead"
     )
     operations.add_argument("--record", action="store_true", help="write the figures to PERFORMANCE.md")
-    peers = parser.add_argument_group("comparison with other systems")
-    peers.add_argument("--peers", action="store_true", help="run it, and write docs/performance.md")
+    peers = parser.add_argument_group(
+        "comparison with other systems",
+        "Installs the systems first, the Node.js ones with npm. A full run takes about 25 minutes and 13 GB of disk.",
+    )
+    peers.add_argument(
+        "--peers", action="store_true", help="run it; a full run overwrites docs/performance.md"
+    )
     peers.add_argument("--quick", action="store_true", help="one round, fewer jobs; print only")
     peers.add_argument("--resume", action="store_true", help="continue an interrupted run")
     peers.add_argument(
@@ -84,8 +93,16 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="only write docs/performance.md again, from the published results",
     )
-    peers.add_argument("--systems", metavar="NAMES", help="only these, separated by commas; print only")
-    peers.add_argument("--workloads", metavar="NAMES", help="only these, separated by commas; print only")
+    peers.add_argument(
+        "--systems",
+        metavar="NAMES",
+        help=f"only these, separated by commas; print only: {', '.join(each.name for each in SYSTEMS)}",
+    )
+    peers.add_argument(
+        "--workloads",
+        metavar="NAMES",
+        help=f"only these, separated by commas; print only: {', '.join(each.name for each in WORKLOADS)}",
+    )
     return parser
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import Final, NamedTuple
 
-from .results import Results
+from .results import Figures, Results
 from .systems import OURS
 
 __all__ = ["CHARTS", "THEMES", "Chart", "charts"]
@@ -36,6 +36,8 @@ class Chart(NamedTuple):
     workload: str
     figures: tuple[str, ...]
     legend: tuple[str, ...] = ()
+    total: str = ""
+    """The figure that the parts of a bar add up to: their medians need not."""
     longest: float = math.inf
     """Bars above this are cut off."""
 
@@ -48,6 +50,7 @@ CHARTS: Final = (
         "noop",
         ("worker_us", "server_us"),
         ("worker process", "PostgreSQL"),
+        total="total_us",
         longest=200,
     ),
     Chart("steps", "Durable workflow steps per second", "chain", ("per_second",)),
@@ -69,7 +72,7 @@ def charts(results: Results) -> Iterator[tuple[str, str]]:
 def draw(chart: Chart, results: Results, theme: Theme) -> str:
     """Return one chart."""
     rows = [
-        (system, about["title"], [median[name] for name in chart.figures])
+        (system, about["title"], _parts(chart, median))
         for system, about in results.systems.items()
         if (median := results.median(chart.workload, system))
     ]
@@ -92,6 +95,13 @@ def draw(chart: Chart, results: Results, theme: Theme) -> str:
         )
         parts += _bars(values, y, chart, top, theme)
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _parts(chart: Chart, median: Figures) -> list[float]:
+    """Return the lengths of the parts of a bar, scaled to the total that the table shows."""
+    values = [median[name] for name in chart.figures]
+    scale = median[chart.total] / sum(values) if chart.total else 1.0
+    return [value * scale for value in values]
 
 
 def _legend(chart: Chart, theme: Theme) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -44,7 +45,7 @@ def page(results: Results) -> str:
         "<!-- Written by ./run bench --peers from docs/performance/results.json; do not edit. -->",
         *(_picture(chart.name, chart.title) for chart in CHARTS),
         "## How it is measured",
-        _METHOD,
+        _METHOD + _deviations(results),
         _machine(results),
         "Every system runs in the fastest durable configuration that its documentation describes, with its log off:",
         _table(
@@ -55,10 +56,12 @@ def page(results: Results) -> str:
         _DIFFERENCES,
         "## Figures",
         "*Worker* is processor time of the worker processes, or of the inserting process; *PostgreSQL* is that of the "
-        "whole server. Systems that are missing in a table cannot do that work. `bare loop` runs only the pick and "
-        "commit statements of gen_durable.",
+        "whole server. Each figure is the median of the rounds, the sum too, so the parts need not add up to it. "
+        "Systems that are missing in a table cannot do that work. `bare loop` runs only the pick and commit "
+        "statements of gen_durable, and keeps its rows; that is why `keep=False`, which deletes them, can be faster.",
         *_workloads(results),
         "## Where a peer is better",
+        "This compares the first row of each table, gen_durable with its default settings for rows and records.",
         "\n".join(f"- {line}" for line in better(results)) or "Nowhere in this run.",
         _TRADE_OFFS,
         "## Targets",
@@ -75,7 +78,9 @@ one round of the main workloads in less than 3 minutes.
 Each measurement has a fresh database. The worker processes start, run a few jobs to warm up, and are stopped by a
 signal while another process inserts the backlog. Then PostgreSQL vacuums and writes a checkpoint, and the workers
 continue. The measurement ends when every job is committed. Processor time is read from outside, in the same way for all
-systems. It is the better figure to compare: rates on a shared machine vary by a tenth or more."""
+systems.
+
+"""
 
 _DIFFERENCES: Final = """\
 The systems do not promise the same:
@@ -88,8 +93,34 @@ The systems do not promise the same:
 
 _TRADE_OFFS: Final = """\
 Systems with LISTEN/NOTIFY start a job of another process at once, whatever their polling interval. gen_durable polls:
-every 50 ms in these measurements, every second by default. Work that the process of the worker inserts starts at
+`min_poll_interval` (20 ms) after a pick that found work, and less often the longer nothing comes, up to
+`poll_interval`: 50 ms in these measurements, 1 s by default. Work that the process of the worker inserts starts at
 once."""
+
+
+def _deviations(results: Results) -> str:
+    """Say how much single rounds differ from the median, for the two figures that a table compares."""
+    typical, most = zip(
+        *(
+            (statistics.median(each), max(each))
+            for each in map(results.deviations, ("per_second", "total_us"))
+        ),
+        strict=True,
+    )
+    return (
+        "The machine is shared. In a typical row, the round that is farthest from the median differs from it by "
+        f"{typical[0]:.0%} in the rate and {typical[1]:.0%} in processor time; in the worst row by {most[0]:.0%} and "
+        f"{most[1]:.0%}, outliers aside. Differences between rows of about that size mean nothing. "
+        "[results.json](performance/results.json) has the figures of every round."
+    )
+
+
+def _outliers(results: Results, workload: Workload) -> Iterator[str]:
+    for system, about in results.systems.items():
+        if results.has_outlier(workload.name, system) and (
+            spread := results.spread(workload.name, system, "per_second")
+        ):
+            yield f"{about['title']}: one round is an outlier, with {spread[0]:,.0f} per second."
 
 
 def _machine(results: Results) -> str:
@@ -117,6 +148,7 @@ def _workloads(results: Results) -> Iterator[str]:
             yield f"### {workload.title[0].upper()}{workload.title[1:]}"
             yield workload.note
             yield _table(("", *columns(workload)), rows)
+            yield from _outliers(results, workload)
             for system, about in results.systems.items():
                 if not results.median(workload.name, system) and (
                     reason := results.failure(workload.name, system)

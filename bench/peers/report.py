@@ -9,7 +9,7 @@ from .workloads import WORKLOADS, Workload
 
 __all__ = ["rows_of", "terminal", "verdicts"]
 
-COST = ("per second", "worker µs", "PostgreSQL µs", "sum µs")
+COST = ("per second", "slowest to fastest round", "worker µs", "PostgreSQL µs", "sum µs")
 LATENCY = ("p50 ms", "p99 ms")
 LATENCY_BOTH = ("p50 ms", "p99 ms", "same process p50", "p99")
 
@@ -28,7 +28,10 @@ def rows_of(results: Results, workload: Workload) -> Iterator[tuple[str, ...]]:
     for system, about in results.systems.items():
         median = results.median(workload.name, system)
         if median:
-            yield (about["title"], *(_cell(name, value) for name, value in median.items()))
+            cells = [_cell(name, value) for name, value in median.items()]
+            if spread := results.spread(workload.name, system, "per_second"):
+                cells.insert(1, " to ".join(f"{rate:,.0f}" for rate in spread))
+            yield (about["title"], *cells)
         elif results.failure(workload.name, system):
             yield (about["title"], "failed", *("" for _ in columns(workload)[1:]))
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from .systems import OURS
 
-__all__ = ["TARGETS", "Results", "Target", "Verdict"]
+__all__ = ["TARGETS", "Figures", "Results", "Target", "Verdict"]
 
 Figures = dict[str, float]
 
@@ -43,6 +43,27 @@ class Results:
             name: statistics.median(figures[name] for figures in found.values() if name in figures)
             for name in names
         }
+
+    def spread(self, workload: str, system: str, name: str) -> tuple[float, float] | None:
+        """Return the smallest and the largest value of a figure over the rounds."""
+        found = [figures[name] for figures in self._figures(workload, system).values() if name in figures]
+        return (min(found), max(found)) if found else None
+
+    def has_outlier(self, workload: str, system: str) -> bool:
+        """Whether the rate of the slowest round is less than half of the median."""
+        spread = self.spread(workload, system, "per_second")
+        return spread is not None and spread[0] < self.median(workload, system)["per_second"] / 2
+
+    def deviations(self, name: str) -> list[float]:
+        """Return by how much the round that differs most differs from the median, for each row without an outlier."""
+        found = []
+        for workload, systems in self.rounds.items():
+            for system in systems:
+                spread = self.spread(workload, system, name)
+                if spread and not self.has_outlier(workload, system):
+                    median = self.median(workload, system)[name]
+                    found.append(max(spread[1] - median, median - spread[0]) / median)
+        return found or [0.0]
 
     def failure(self, workload: str, system: str) -> str | None:
         """Return why a measurement failed, if one did."""

@@ -81,6 +81,26 @@ def test_tables_name_failed_and_skipped_systems(results: Results) -> None:
         assert "no network" in text
 
 
+def test_page_names_the_range_and_outliers(results: Results) -> None:
+    assert "| gen_durable | 110 | 100 to 300 |" in page(results)
+    assert "is an outlier" not in page(results)
+    results.add("noop", "graphile_worker", 1, _figures(49.0))
+    assert "graphile_worker: one round is an outlier, with 49 per second." in page(results)
+
+
+def test_deviations_leave_out_rows_with_an_outlier(results: Results) -> None:
+    assert results.deviations("per_second") == [190 / 110, 0.5]
+    results.add("noop", "graphile_worker", 1, _figures(49.0))
+    assert results.deviations("per_second") == [190 / 110]
+    assert Results().deviations("per_second") == [0.0]
+
+
+def test_bars_of_the_cost_chart_add_up_to_the_sum_of_the_table(results: Results) -> None:
+    results.add("noop", "gen_durable", 1, _figures(100.0) | {"total_us": 9.0})
+    results.add("noop", "gen_durable", 2, _figures(100.0) | {"total_us": 9.0})
+    assert ">9.0</text>" in dict(charts(results))["cost-light.svg"]
+
+
 def test_results_survive_a_file(results: Results, tmp_path: Path) -> None:
     results.write(tmp_path / "results.json")
     assert Results.read(tmp_path / "results.json") == results
