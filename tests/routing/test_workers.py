@@ -341,6 +341,7 @@ async def test_unknown_type_under_a_prefix_fails(
         "message": "no worker of this namespace has machine 'billing.lost.v1' version 1",
         "traceback": [],
         "attempt": 0,
+        "step": "run",
     }
     assert (
         f"machine not registered: billing.lost.v1 {refs[0].id} failed; "

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gen_durable._core.model import CommitEntry, Execution, Stale
+from gen_durable._core.model import CommitEntry, Committed, Execution
 from gen_durable._db.commit import CommitReport, Recorder
 from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.flusher import SECOND_BATCH, Flusher
@@ -29,7 +29,7 @@ async def test_second_batch_is_sent_only_when_many_outcomes_wait(monkeypatch: py
     async def send(_: Flusher, entries: Sequence[CommitEntry]) -> CommitReport:
         sent.append(len(entries))
         await may_commit.wait()
-        return CommitReport([Stale()] * len(entries), set())
+        return CommitReport([Committed("runnable")] * len(entries), set())
 
     monkeypatch.setattr(Flusher, "_send", send)
     no_database: Any = None
