@@ -142,8 +142,8 @@ ATTEMPTS = [
     "create table gen_durable.mine (id int)",
     "create function gen_durable.mine() returns int language sql as 'select 1'",
     "create index on gen_durable.gen_durable (id)",
-    "alter function gen_durable.cancel(bigint, text, text, boolean) reset search_path",
-    "drop function gen_durable.cancel(bigint, text, text, boolean)",
+    "alter function gen_durable.cancel(bigint, text, text, boolean, boolean) reset search_path",
+    "drop function gen_durable.cancel(bigint, text, text, boolean, boolean)",
     "select * from gen_durable.insert_rows('{A}', '{1}', '{s}', '{1}', '{q}', '{0}', null, null, null, null, null,"
     " null, null, null, null, null)",
     "select * from gen_durable.deliver(1, null, 'paid', 'null', null)",
