@@ -72,7 +72,9 @@ async def test_tables_with_many_dead_tuples(db: Any, client: Any, monkeypatch: p
         "insert into gen_durable.audit_events (instance_id, event) select n, 'x' from generate_series(1, 200) n"
     )
     await db.execute("delete from gen_durable.audit_events")
-    await db.execute("update gen_durable.migrations set applied_at = now()")  # the database may be a copy of an old one
+    await db.execute(
+        "update gen_durable.migrations set applied_at = now()"
+    )  # the database may be a copy of an old one
     await _flushed(db)
     assert codes(await client.doctor()) == [], "autovacuum is not overdue in a schema of a few seconds"
     monkeypatch.setattr(doctor, "_LATE_VACUUM", timedelta(0))
