@@ -127,29 +127,31 @@ def render(graph: Graph) -> str:
 
 
 def _style() -> str:
-    def variables(colours: dict[str, str]) -> str:
-        return "".join(f"--{name}:{value};" for name, value in colours.items())
+    # No CSS variables: programs that convert SVG do not know them.
+    return f"{_rules(_LIGHT)}@media(prefers-color-scheme:dark){{{_rules(_DARK)}}}"
 
+
+def _rules(colours: dict[str, str]) -> str:
+    ink, soft, body = colours["ink"], colours["soft"], colours["body"]
     lines = "".join(
-        f".{kind}{{stroke:var(--{colour});{f'stroke-dasharray:{dashes};' if dashes else ''}}}"
-        f".tip-{kind}{{fill:var(--{colour})}}"
+        f".{kind}{{stroke:{colours[colour]};{f'stroke-dasharray:{dashes};' if dashes else ''}}}"
+        f".tip-{kind}{{fill:{colours[colour]}}}"
         for kind, (colour, dashes, _) in _LINES.items()
     )
     filled = "".join(
-        f".box-{kind},.tab-{kind},.badge-{kind}{{fill:var(--{kind}-fill);stroke:var(--{kind})}}"
-        f".text-{kind}{{fill:var(--{kind})}}.icon-{kind}{{stroke:var(--{kind})}}"
+        f".box-{kind},.tab-{kind},.badge-{kind}{{fill:{colours[f'{kind}-fill']};stroke:{colours[kind]}}}"
+        f".text-{kind}{{fill:{colours[kind]}}}.icon-{kind}{{stroke:{colours[kind]}}}"
         for kind in ("signal", "children", "delay", "done", "failed", "cancelled")
     )
     return (
-        f":root{{{variables(_LIGHT)}}}@media(prefers-color-scheme:dark){{:root{{{variables(_DARK)}}}}}"
-        f"text{{font:11px {_MONO};fill:var(--soft)}}.heading{{font-size:14px;font-weight:600;fill:var(--ink)}}"
-        f".name{{font-size:13px;font-weight:600;fill:var(--ink)}}.end{{font-size:12px;font-weight:600}}"
-        ".back{fill:var(--back)}.link,.loop{fill:none;stroke-width:1.5}"
-        ".box-step{fill:var(--body);stroke:var(--edge);stroke-width:1.2}"
-        ".box-handle{fill:var(--body);stroke:var(--failed);stroke-width:1.2;stroke-dasharray:4 3}"
-        ".box-initial{stroke:var(--ink);stroke-width:1.6}.box-start{fill:var(--ink)}"
+        f"text{{font:11px {_MONO};fill:{soft}}}.heading{{font-size:14px;font-weight:600;fill:{ink}}}"
+        f".name{{font-size:13px;font-weight:600;fill:{ink}}}.end{{font-size:12px;font-weight:600}}"
+        f".back{{fill:{colours['back']}}}.link,.loop{{fill:none;stroke-width:1.5}}"
+        f".box-step{{fill:{body};stroke:{colours['edge']};stroke-width:1.2}}"
+        f".box-handle{{fill:{body};stroke:{colours['failed']};stroke-width:1.2;stroke-dasharray:4 3}}"
+        f".box-initial{{stroke:{ink};stroke-width:1.6}}.box-start{{fill:{ink}}}"
         ".tab{stroke-width:1}.badge{stroke-width:.8}.icon{fill:none;stroke-linecap:round;stroke-linejoin:round}"
-        f"{filled}{lines}.text-retry{{fill:var(--retry)}}"
+        f"{filled}{lines}.text-retry{{fill:{colours['retry']}}}"
     )
 
 
