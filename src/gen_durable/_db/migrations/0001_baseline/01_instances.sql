@@ -166,7 +166,7 @@ create index gen_durable_schedule_live on gen_durable.gen_durable (schedule) whe
 create index gen_durable_resting on gen_durable.gen_durable (fsm collate "C", queue, fsm_version, status, rest_step, id)
   where status not in ('runnable', 'executing') and deleted_at is null;
 
--- Machines that workers have registered: defaults for SQL producers, the dead-letter job for the reaper, and what tools show.
+-- Machines that workers have registered: defaults for SQL producers, the dead-letter job for the reaper, and steps, graph and schema for tools.
 create table gen_durable.machines (
   fsm          text not null,
   fsm_version  int not null,
