@@ -9,14 +9,27 @@ from typing import Any, Final
 import msgspec
 
 from .._graph.description import describe
+from ..definition import MachineDef
 from ..errors import DecodeError
 from ..findings import Finding, Severity
 from .codec import decode
 from .hydration import stored_state
 from .registry import Registered, Registry
 
-__all__ = ["Code", "Differing", "LiveMachine", "differing_steps"]
+__all__ = ["CODES", "Code", "Differing", "LiveMachine", "differing_steps"]
 
+CODES: Final = (
+    "instance.step_unknown",
+    "instance.undo_unknown",
+    "instance.version_unknown",
+    "instance.machine_unknown",
+    "state.undecodable",
+    "checkpoint.undecodable",
+    "signal.unknown",
+    "signal.undecodable",
+    "child.unknown",
+)
+"""The codes of all findings about stored instances."""
 # How many ids and names a finding lists.
 _SHOWN: Final = 10
 
@@ -120,7 +133,9 @@ class Code:
             is_related = bool({name for name, _ in keys} & self._names) and not is_worker
             (self._replaced if is_related else self._elsewhere).update(keys)
         self._states: defaultdict[tuple[str, int], _Tally] = defaultdict(_Tally)
+        self._checkpoints: defaultdict[tuple[str, int, str], _Tally] = defaultdict(_Tally)
         self._awaits: defaultdict[tuple[str, int, str, str], _Tally] = defaultdict(_Tally)
+        self._undo_steps: defaultdict[tuple[str, int, str], _Tally] = defaultdict(_Tally)
         self._payloads: defaultdict[tuple[str, int, str], _Tally] = defaultdict(_Tally)
         self._children: defaultdict[tuple[str, str, int], int] = defaultdict(int)
         self._checked = 0
@@ -129,8 +144,13 @@ class Code:
         """Return the machine that runs instances of a version."""
         return self._registry.get(fsm, version)
 
-    def groups(self, counts: Mapping[tuple[str, int, str], int], most: int) -> Iterator[Finding]:
-        """Report groups of live instances (machine, version, step) that this code cannot run."""
+    def groups(self, counts: Mapping[tuple[str, int, str], int], most: int | None) -> Iterator[Finding]:
+        """Report groups of live instances (machine, version, step) that this code cannot run.
+
+        Args:
+            counts: how many instances each group has.
+            most: counts from this one on are reported as "at least"; `None`: all counts are complete.
+        """
         unknown: defaultdict[tuple[str, int], int] = defaultdict(int)
         for (fsm, version, step), count in counts.items():
             registered = self.runs(fsm, version)
@@ -150,7 +170,7 @@ class Code:
         for (fsm, version), count in unknown.items():
             yield from self._unknown(fsm, version, count, most)
 
-    def _unknown(self, fsm: str, version: int, count: int, most: int) -> Iterator[Finding]:
+    def _unknown(self, fsm: str, version: int, count: int, most: int | None) -> Iterator[Finding]:
         facts: dict[str, Any] = {"machine": fsm, "version": version, "count": count}
         if fsm in self._names:
             if (fsm, version) in self._elsewhere:
@@ -160,28 +180,31 @@ class Code:
                 "instance.version_unknown",
                 f"{_counted(count, most)} of {fsm} {_have(count)} version {version}; this code has version "
                 f"{', '.join(map(str, known))}",
-                f"also register the class of version {version}, or write @upgrade(from_version={version})",
+                f"also register the class of version {version}, or write @upgrade(from_version={version})"
+                if version < known[-1]
+                else f"newer code has inserted or upgraded them: let workers with version {version} run",
                 **facts,
             )
         elif (fsm, version) in self._replaced:
             yield _finding(
                 "instance.machine_unknown",
-                f"{_counted(count, most)} of {fsm} version {version}, which this code does not have; live workers with "
-                "other machines of this code run it",
-                "keep the machine until its instances have ended, or cancel them",
+                f"this code does not have machine {fsm}; {_counted(count, most)} of its version {version} "
+                f"{_are(count)} run by workers that this code replaces",
+                f'keep the machine until its instances have ended; if it was renamed, keep its name: name="{fsm}"',
                 **facts,
             )
         elif not self._is_worker and (fsm, version) not in self._elsewhere:
             yield _finding(
                 "instance.machine_unknown",
-                f"{_counted(count, most)} of {fsm} version {version}, which neither this code nor a live worker has",
+                f"neither this code nor a live worker has machine {fsm}; {_counted(count, most)} of its version "
+                f"{version} {_wait(count)}",
                 "ignore it if another service has the machine; otherwise add it, or cancel the instances",
                 severity="notice",
                 **facts,
             )
 
     def instance(self, row: Mapping[str, Any]) -> None:
-        """Check the state of an instance, and the signals that it awaits."""
+        """Check the state of an instance, its checkpoint, recorded undo steps, and the signals that it awaits."""
         registered = self.runs(row["fsm"], row["fsm_version"])
         if registered is None:
             return
@@ -193,11 +216,25 @@ class Code:
             )
         except DecodeError as error:
             self._states[key].add(row["id"], error.problem)
+        self._checkpoint(row, machine)
+        if row["undo_steps"]:
+            for name in {undo for _, undo in msgspec.json.decode(row["undo_steps"])}:
+                if machine.find_step(name) is None:
+                    self._undo_steps[(*key, name)].add(row["id"])
         if row["awaits"]:
             known = {*machine.signals, *_awaited(registered)}
             for name in row["awaits"]:
                 if name not in known:
                     self._awaits[(*key, row["step"], name)].add(row["id"])
+
+    def _checkpoint(self, row: Mapping[str, Any], machine: MachineDef) -> None:
+        step = machine.find_step(row["step"])
+        if row["checkpoint"] is None or step is None:
+            return
+        try:
+            decode(row["checkpoint"], step.checkpoint, "the checkpoint")
+        except DecodeError as error:
+            self._checkpoints[machine.name, row["fsm_version"], step.name].add(row["id"], error.problem)
 
     def payload(self, id: int, fsm: str, version: int, name: str, text: str) -> None:
         """Check the payload of an unread signal of an instance."""
@@ -218,13 +255,41 @@ class Code:
         """Report what the checks of instances, payloads and children have found."""
         sampled = f"of {self._checked} that were read"
         for (fsm, version), tally in self._states.items():
+            registered = self.runs(fsm, version)
+            is_upgraded = registered is not None and registered.definition.version != version
             yield _finding(
                 "state.undecodable",
                 f"{_counted(tally.count)} of {fsm} version {version} ({sampled}) {_have(tally.count)} a state that "
                 f"this code cannot decode: {tally.example}",
-                f"make the new fields optional, or raise the version and write @upgrade(from_version={version})",
+                f"correct the upgrades from version {version} on"
+                if is_upgraded
+                else f"make the new fields optional, or raise the version and write @upgrade(from_version={version})",
                 machine=fsm,
                 version=version,
+                count=tally.count,
+                ids=tally.ids,
+            )
+        for (fsm, version, step), tally in self._checkpoints.items():
+            yield _finding(
+                "checkpoint.undecodable",
+                f"{_counted(tally.count)} of {fsm} version {version} ({sampled}) {_have(tally.count)} a checkpoint of "
+                f"step {step} that this code cannot decode: {tally.example}",
+                "accept the old checkpoint as well, for example by a union type in @step(checkpoint=…)",
+                machine=fsm,
+                version=version,
+                step=step,
+                count=tally.count,
+                ids=tally.ids,
+            )
+        for (fsm, version, undo), tally in self._undo_steps.items():
+            yield _finding(
+                "instance.undo_unknown",
+                f"{_counted(tally.count)} of {fsm} version {version} ({sampled}) {_have(tally.count)} recorded undo "
+                f"step {undo}, which this code does not have",
+                f'keep the step, or name it in was="{undo}" of the step that replaces it',
+                machine=fsm,
+                version=version,
+                step=undo,
                 count=tally.count,
                 ids=tally.ids,
             )
@@ -244,8 +309,8 @@ class Code:
         for (fsm, version, name), tally in self._payloads.items():
             yield _finding(
                 "signal.undecodable",
-                f"{tally.count} unread signals {name} of instances of {fsm} version {version} have a payload that this "
-                f"code cannot decode: {tally.example}",
+                f"{tally.count} unread signal{'' if tally.count == 1 else 's'} {name} of instances of {fsm} version "
+                f"{version} {_have(tally.count)} a payload that this code cannot decode: {tally.example}",
                 "accept the old payload as well, for example by a union type",
                 machine=fsm,
                 version=version,
@@ -256,8 +321,8 @@ class Code:
         for (parent, fsm, version), count in self._children.items():
             yield _finding(
                 "child.unknown",
-                f"instances of {parent} wait for {count} live children of {fsm} version {version}, which neither this "
-                "code nor another live worker has",
+                f"instances of {parent} wait for {count} live {'child' if count == 1 else 'children'} of {fsm} version "
+                f"{version}, which neither this code nor another live worker has",
                 "keep the machine of the children until they have ended",
                 machine=parent,
                 child=fsm,
@@ -287,6 +352,10 @@ def _are(count: int) -> str:
 
 def _have(count: int) -> str:
     return "has" if count == 1 else "have"
+
+
+def _wait(count: int) -> str:
+    return "waits" if count == 1 else "wait"
 
 
 def _await(count: int) -> str:

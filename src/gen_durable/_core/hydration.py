@@ -8,31 +8,54 @@ from typing import Any, Protocol
 
 import msgspec
 
-from .._loading import NOT_LOADED, LiveChildError, Loader, Wait
+from .._channel import NO_CHANNEL, Channel
+from .._loading import NOT_LOADED, LiveChildError, Loader
 from ..context import Children, Context
 from ..definition import MachineDef
 from ..errors import DecodeError, NotLoadedError
 from ..instance import Child, Compensation, Failure, Instance, Status
+from ..progress import Progress
 from ..signals import Inbox, Message
 from .codec import decode
 from .model import ChildContent, ChildRow, Execution, SignalRow
 from .registry import Registry
 from .upgrading import upgraded
 
-__all__ = ["Content", "compensation_of", "instance_of", "open_context", "state_of", "stored_state"]
+__all__ = [
+    "StepChannel",
+    "compensation_of",
+    "failure_of",
+    "instance_of",
+    "is_cancel_handled",
+    "open_context",
+    "progress_of",
+    "state_of",
+    "step_after_cancel",
+    "stored_state",
+    "undo_steps_left",
+]
 
 _EMPTY_INBOX = Inbox()
 _NO_CHILDREN = Children()
 
 
-class Content(Protocol):
-    """Loads payloads, states and results that were not loaded with an execution."""
+class StepChannel(Channel, Protocol):
+    """A channel as the engine sees it. It also loads payloads, states and results that an execution came without."""
 
     async def signals(self, execution: Execution, ids: Sequence[int]) -> Mapping[int, str]:
         """Load payloads of unread signals, by id."""
 
     async def children(self, execution: Execution, ids: Sequence[int]) -> Mapping[int, ChildContent]:
         """Load states and results of children, by id."""
+
+    def add_item(self, execution: Execution, stream: str, item: str | None) -> bool:
+        """Buffer an item (JSON), or the close of a stream (`None`). Returns whether there was room. In any thread."""
+
+    async def room(self, execution: Execution) -> None:
+        """Wait until the buffer of an execution has room."""
+
+    async def store_checkpoint(self, execution: Execution, text: str) -> bool:
+        """Store the checkpoint of a step, as JSON. Returns whether the execution still owns its lease."""
 
 
 def open_context(
@@ -43,8 +66,7 @@ def open_context(
     *,
     is_strict: bool = True,
     resources: Any = None,
-    content: Content | None = None,
-    wait: Wait | None = None,
+    channel: StepChannel | None = None,
 ) -> Context[Any]:
     """Build the context of a step around its decoded state.
 
@@ -52,8 +74,7 @@ def open_context(
         is_strict: raise for an awaited signal or a child that does not fit its type. A handler is to repair such a
             failure, so it gets them as plain JSON.
         resources: `ctx.resources`.
-        content: loads signals and children on demand.
-        wait: lets a thread wait for the event loop.
+        channel: through which the step talks to its worker.
     """
     inbox = awaited = _EMPTY_INBOX
     if execution.inbox:
@@ -64,8 +85,8 @@ def open_context(
             for row in execution.inbox
         ]
         loader: Loader[Any] | None = None
-        if content is not None and wait is not None and not all(message.is_loaded for message, _ in messages):
-            loader = Loader(_payloads(execution, machine, content), wait)
+        if channel is not None and not all(message.is_loaded for message, _ in messages):
+            loader = Loader(_payloads(execution, machine, channel), channel.wait)
         inbox = Inbox([message for message, _ in messages], loader)
         awaited = Inbox([message for message, is_awaited in messages if is_awaited])
     return Context(
@@ -80,8 +101,8 @@ def open_context(
         awaited=awaited,
         inbox=inbox,
         timed_out=execution.timed_out,
-        failure=None if execution.failure is None else _failure(execution.failure),
-        children=_children(execution, registry, content, wait, is_strict=is_strict)
+        failure=None if execution.failure is None else failure_of(execution.failure),
+        children=_children(execution, registry, channel, is_strict=is_strict)
         if execution.children
         else _NO_CHILDREN,
         parent_id=execution.parent_id,
@@ -90,6 +111,8 @@ def open_context(
         fire_time=execution.fire_time,
         cancellation=execution.cancellation,
         resources=resources,
+        _channel=channel or NO_CHANNEL,
+        _execution=execution,
     )
 
 
@@ -145,7 +168,7 @@ def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[
         await_deadline=row["await_deadline"],
         children_pending=row["children_pending"],
         last_error=row["last_error"],
-        error=None if row["error"] is None else _failure(row["error"]),
+        error=None if row["error"] is None else failure_of(row["error"]),
         correlation_key=row["correlation_key"],
         unique_key=row["unique_key"],
         concurrency_key=row["concurrency_key"],
@@ -166,6 +189,8 @@ def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[
         collected_at=row["collected_at"],
         forked_from=row["forked_from"],
         forked_seq=row["forked_seq"],
+        progress=progress_of(row["progress"]),
+        checkpoint=None if row["checkpoint"] is None else _checkpoint(row, machine),
     )
 
 
@@ -173,22 +198,65 @@ def compensation_of(text: str | None, undo_steps: str | None) -> Compensation | 
     """Read the columns `compensation` and `undo_steps`; `None` if the instance has not begun to run undo steps."""
     if text is None or (end := (plan := msgspec.json.decode(text)).get("end")) is None:
         return None
-    pending = [] if undo_steps is None else msgspec.json.decode(undo_steps)
     return Compensation(
         status=Status(end["status"]),
         reason=end.get("error") or end.get("reason"),
         step=end["step"],
         since=datetime.fromisoformat(end["at"]),
         undone=tuple(plan.get("undone", ())),
-        pending=tuple(undo for _, undo in reversed(pending)),
+        pending=undo_steps_left(undo_steps),
     )
 
 
-def _failure(text: str) -> Failure | None:
+def undo_steps_left(undo_steps: str | None) -> tuple[str, ...]:
+    """Return the undo steps in the column `undo_steps`, the next one first."""
+    if undo_steps is None:
+        return ()
+    return tuple(undo for _, undo in reversed(msgspec.json.decode(undo_steps)))
+
+
+def step_after_cancel(compensation: str | None, undo_steps: str | None) -> str | None:
+    """The `on_cancel` or undo step that runs after the step whose cancel is requested."""
+    plan = {} if compensation is None else msgspec.json.decode(compensation)
+    if (reaction := plan.get("to")) is not None or "final" in plan or undo_steps is None:
+        name: str | None = reaction
+        return name
+    return undo_steps_left(undo_steps)[0]
+
+
+def is_cancel_handled(row: Mapping[str, Any]) -> bool:
+    """Whether a cancel led the instance to its `on_cancel` step, and it has not ended since."""
+    return (
+        (row["cancelled_by"] or row["cancel_reason"]) is not None
+        and row["cancel_requested_at"] is None
+        and row["finished_at"] is None
+        and compensation_of(row["compensation"], row["undo_steps"]) is None
+    )
+
+
+def progress_of(text: str | None) -> Progress | None:
+    """Read the column `progress`."""
+    if text is None:
+        return None
+    try:
+        progress: Progress = decode(text, Progress, "the progress")
+    except DecodeError:
+        return None  # not written by the engine
+    return progress
+
+
+def _checkpoint(row: Mapping[str, Any], machine: MachineDef | None) -> Any:
+    step = None if machine is None else machine.find_step(row["step"])
+    type_: Any = Any if step is None else step.checkpoint
+    return _decoded(row["checkpoint"], type_, f"the checkpoint of {row['fsm']} {row['id']}", is_strict=False)
+
+
+def failure_of(text: str) -> Failure | None:
+    """Read the columns `error` and `failure`; `None` if the engine has not written it."""
     try:
         failure: Failure = decode(text, Failure, "the error")
     except DecodeError:
-        return None  # not written by the engine
+        return None
     return failure
 
 
@@ -205,12 +273,12 @@ def _payload(name: str, text: str, machine: MachineDef, *, is_strict: bool) -> A
 
 
 def _payloads(
-    execution: Execution, machine: MachineDef, content: Content
+    execution: Execution, machine: MachineDef, channel: StepChannel
 ) -> Callable[[Sequence[int]], Coroutine[Any, Any, Mapping[int, Any]]]:
     names = {row.id: row.name for row in execution.inbox}
 
     async def fetch(ids: Sequence[int]) -> Mapping[int, Any]:
-        texts = await content.signals(execution, ids)
+        texts = await channel.signals(execution, ids)
         if len(texts) < len(ids):
             # Unread signals are deleted only when the instance ends, and then this execution cannot commit.
             raise NotLoadedError(
@@ -224,13 +292,13 @@ def _payloads(
 
 
 def _children(
-    execution: Execution, registry: Registry, content: Content | None, wait: Wait | None, *, is_strict: bool
+    execution: Execution, registry: Registry, channel: StepChannel | None, *, is_strict: bool
 ) -> Children:
     rows = {row.id: row for row in execution.children}
 
     async def fetch(ids: Sequence[int]) -> Mapping[int, tuple[Any, Any]]:
-        assert content is not None  # noqa: S101 - otherwise there is no loader
-        found = await content.children(execution, ids)
+        assert channel is not None  # noqa: S101 - otherwise there is no loader
+        found = await channel.children(execution, ids)
         for id in ids:
             if id not in found or found[id].status != rows[id].status:
                 raise LiveChildError(f"child {id} of {execution.fsm} {execution.id} was retried")
@@ -240,8 +308,8 @@ def _children(
         }
 
     loader: Loader[tuple[Any, Any]] | None = None
-    if content is not None and wait is not None and any(row.state is None for row in execution.children):
-        loader = Loader(fetch, wait)
+    if channel is not None and any(row.state is None for row in execution.children):
+        loader = Loader(fetch, channel.wait)
     return Children([_child(row, registry, is_strict=is_strict) for row in execution.children], loader)
 
 

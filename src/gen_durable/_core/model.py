@@ -30,6 +30,7 @@ __all__ = [
     "Kind",
     "Lease",
     "NewInstance",
+    "RecordedSignal",
     "Redirect",
     "SignalRow",
     "Stale",
@@ -58,9 +59,9 @@ execution to the queue at no cost. `rejoin` returns a leased parent to its barri
 not have its step. `undone_failed` and `undone_cancelled` end an instance after its last undo step.
 """
 
-Cause: TypeAlias = Literal["stop", "error", "exhausted", "no_handler", "refused"]
-"""Why an instance fails: `Stop`, an exception, the last attempt, no registered machine, or an outcome that the database
-refused. The reaper adds `poison`.
+Cause: TypeAlias = Literal["stop", "error", "timeout", "exhausted", "no_handler", "refused"]
+"""Why an execution failed: `Stop`, an exception, the timeout of the step, the last attempt, no registered machine, or
+an outcome that the database refused. The reaper adds `crash` and `poison`.
 """
 
 Redirect: TypeAlias = Literal["undo", "on_cancel", "undone"]
@@ -69,7 +70,7 @@ Redirect: TypeAlias = Literal["undo", "on_cancel", "undone"]
 Lease: TypeAlias = tuple[int, int]
 """Instance id and lease token. The id alone is not enough: a worker can lease again the row whose lease it has lost."""
 
-PLAIN_KINDS: Final = frozenset({"continue", "next", "retry", "done", "stop", "release", "cancel", "defer"})
+PLAIN_KINDS: Final = frozenset({"continue", "next", "retry", "done", "stop", "release", "cancel"})
 _ENDING_KINDS: Final = frozenset({"done", "stop", "cancel"})
 
 ENDED: Final = frozenset({"done", "failed", "cancelled"})
@@ -139,6 +140,17 @@ class SignalRow(msgspec.Struct, frozen=True, gc=False):
     """Bytes of JSON."""
 
 
+class RecordedSignal(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A signal in the record of the execution that consumed it, or that deleted it with the inbox."""
+
+    id: int
+    name: str
+    at: datetime
+    """When it arrived."""
+    unread: bool = False
+    """The end of the instance deleted it; the step had not awaited it."""
+
+
 class ChildRow(msgspec.Struct, frozen=True, gc=False):
     """A child as stored."""
 
@@ -185,10 +197,12 @@ class Execution(msgspec.Struct, frozen=True, gc=False):
     concurrency_key: str | None = None
     correlation_key: str | None = None
     leased_at: datetime | None = None
+    due_at: float | None = None
+    """Since when it was due when it was picked, in seconds since 1970."""
     has_signals: bool = False
     """Whether the instance has signals, unread or consumed."""
     max_attempts: int | None = None
-    """Overrides the retry policy of the machine for this instance."""
+    """Overrides the retry policy of the machine for this instance, but not that of undo steps."""
     fire_time: datetime | None = None
     number: int = 0
     """Counts the executions of the instance, from 1."""
@@ -200,6 +214,10 @@ class Execution(msgspec.Struct, frozen=True, gc=False):
     """Whether its children have ended, so that the step joins them."""
     failure: str | None = None
     """The failure that led to this step, as JSON."""
+    is_compensating: bool = False
+    """Whether the instance runs undo steps."""
+    checkpoint: str | None = None
+    """The last checkpoint of an earlier attempt at this step, as JSON."""
     cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
 
     @property
@@ -256,8 +274,8 @@ class CommitEntry(msgspec.Struct, kw_only=True, gc=False):
     children: tuple[NewInstance, ...] = ()
     letter: DeadLetter | None = None
     """Inserted in the same transaction if the instance fails by this outcome."""
-    cause: Cause = "stop"
-    """Why the instance fails, if it does."""
+    cause: Cause | None = None
+    """Why the step failed, if it did: the outcome is then what follows."""
     leaves_letter: bool = False
     """Whether the database looks up the receiver of the dead letter: no worker could decide about this failure."""
     switches_key: bool = False
@@ -309,6 +327,11 @@ class CommitEntry(msgspec.Struct, kw_only=True, gc=False):
         if self.events or self.children:
             size += sum(row.size for rows in (self.events, self.children) for row in rows)
         return size
+
+    @property
+    def returns_tokens(self) -> bool:
+        """Whether its step does not start, although the pick has taken tokens of a rate limit for it."""
+        return self.kind == "defer" and self.execution.rate_limit is not None
 
     @property
     def is_plain(self) -> bool:

@@ -30,9 +30,9 @@ def new_instance(spec: AnySpec, max_payload: int) -> NewInstance:
     text = encode(state, machine.state_type, what, max_payload)
     key, rate_limit, defaults = values.concurrency_key, values.rate_limit, machine.defaults
     if defaults is not NO_DEFAULTS:
-        if key is None and callable(defaults.concurrency_key):
+        if callable(defaults.concurrency_key) and "concurrency_key" not in spec.options:
             key = computed_key(defaults.concurrency_key, state, "concurrency_key", machine.name)
-        if rate_limit is None and callable(defaults.rate_limit):
+        if callable(defaults.rate_limit) and "rate_limit" not in spec.options:
             rate_limit = computed_key(defaults.rate_limit, state, "rate_limit", machine.name)
     return NewInstance(
         machine.name,
@@ -100,7 +100,7 @@ def alert(entry: CommitEntry, sink: str) -> EventRow:
         "id": execution.id,
         "machine": execution.fsm,
         "version": execution.version,
-        "step": execution.step,
+        "step": entry.step or execution.step,
         "cause": entry.cause,
         "error": entry.error,
         "attempts": execution.attempt + 1,

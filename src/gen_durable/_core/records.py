@@ -55,4 +55,6 @@ def record_of(row: Mapping[str, Any]) -> ExecutionRecord:
         finished_at=row["finished_at"],
         error=row["error"],
         retried_at=row["retried_at"],
+        to_step=row["to_step"],
+        cause=row["cause"],
     )

@@ -44,6 +44,7 @@ class Registry:
         # By the version of a row: the machines, and for other versions the machines that upgrade them.
         self._runs: dict[tuple[str, int], Registered] = {}
         self._renamed: dict[tuple[str, int, str], str] = {}
+        self._undo_steps: frozenset[str] = frozenset()
         for machine in _flat(machines):
             self.add(machine)
 
@@ -119,6 +120,11 @@ class Registry:
         ]
 
     @property
+    def undo_steps(self) -> frozenset[str]:
+        """The names of all undo steps."""
+        return self._undo_steps
+
+    @property
     def machines(self) -> list[Machine[Any, Any] | Job[Any, Any]]:
         """The objects whose methods are the steps."""
         return [registered.machine for registered in self._machines.values()]
@@ -145,6 +151,9 @@ class Registry:
         self._runs = self._machines | {
             key: registered for key, registered in upgraded.items() if key not in self._machines
         }
+        self._undo_steps = frozenset(
+            name for registered in self._runs.values() for name in registered.definition.undo_steps
+        )
         self._renamed = {
             (*key, former): step.name
             for key, registered in self._runs.items()

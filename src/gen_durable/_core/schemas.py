@@ -41,15 +41,18 @@ def _problem(error: Any) -> str:
             return f"expected {wanted}, got {_TYPES.get(type(error.instance), 'another type')}"
         case "required":
             missing = [name for name in expected if name not in error.instance]
-            return f"the key {', '.join(map(repr, missing))} is missing"
+            return f"{_keys(missing)} missing"
         case "additionalProperties":
             known = error.schema.get("properties", {})
-            return (
-                f"the key {', '.join(repr(name) for name in error.instance if name not in known)} is unknown"
-            )
+            return f"{_keys([name for name in error.instance if name not in known])} unknown"
         case "enum":
             return f"expected one of {', '.join(map(repr, expected))}"
         case "anyOf" | "oneOf":
             return "it matches none of the allowed types"
         case keyword:
             return f"it violates {keyword} {expected!r}"
+
+
+def _keys(names: list[str]) -> str:
+    listed = ", ".join(map(repr, names))
+    return f"the key {listed} is" if len(names) == 1 else f"the keys {listed} are"

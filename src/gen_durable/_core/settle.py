@@ -14,6 +14,7 @@ from ..definition import MachineDef
 from ..errors import OutcomeError, UnknownStepError, UsageError
 from ..events import Event
 from ..outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
+from ..signals import Message
 from .codec import decode, encode, encode_if_changed
 from .failures import failure_json
 from .model import CommitEntry, Execution, Kind
@@ -122,6 +123,7 @@ def settle(
     may_chain: bool = False,
     error: str | None = None,
     emitted: Sequence[Event] = (),
+    taken: Sequence[int] = (),
 ) -> CommitEntry:
     """Build the commit entry for an outcome of an execution.
 
@@ -131,14 +133,24 @@ def settle(
         may_chain: keep the lease over a plain Next, so that the worker runs the next step at once.
         error: what the step raised, if the outcome is that of its handler.
         emitted: the events of `ctx.emit`.
+        taken: the ids of the signals that the step took from its inbox.
 
     Raises:
         UnknownStepError: the machine does not have the next step.
         EncodeError: its state, its result or a child's state cannot be stored.
-        UsageError: the step's `to=` does not allow the next step, or there are too many children or events.
+        UsageError: the step's `to=` does not allow the next step, there are too many children or events, or `consume=`
+            names a message that the step has not received.
     """
     entry = _entry(
-        execution, machine, outcome, state, bounds, may_chain=may_chain, error=error, emitted=emitted
+        execution,
+        machine,
+        outcome,
+        state,
+        bounds,
+        may_chain=may_chain,
+        error=error,
+        emitted=emitted,
+        taken=taken,
     )
     if execution.version != machine.version and _writes_state(entry):
         entry.version = machine.version
@@ -155,6 +167,7 @@ def _entry(
     may_chain: bool,
     error: str | None,
     emitted: Sequence[Event],
+    taken: Sequence[int],
 ) -> CommitEntry:
     match outcome:
         case Next():
@@ -174,7 +187,7 @@ def _entry(
                 payload=_state(outcome.state, state, execution, machine, bounds),
                 delay=outcome.delay,
                 error=error,
-                consumed=_ids(execution),
+                consumed=_consumed(execution, outcome.consume, taken, awaited=_ids(execution)),
                 effect=outcome.effect,
                 events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),
                 rate_limit=outcome.rate_limit,
@@ -198,6 +211,7 @@ def _entry(
                 payload=_state(outcome.state, state, execution, machine, bounds),
                 awaits=outcome.signals,
                 presented=_ids(execution),
+                consumed=_consumed(execution, outcome.consume, taken),
                 timeout=outcome.timeout,
                 deadline=outcome.deadline,
                 error=error,
@@ -221,7 +235,7 @@ def _entry(
                 payload=_state(outcome.state, state, execution, machine, bounds),
                 children=tuple(new_instance(spec, bounds.max_payload) for spec in outcome.children),
                 error=error,
-                consumed=_ids(execution),
+                consumed=_consumed(execution, outcome.consume, taken, awaited=_ids(execution)),
                 effect=outcome.effect,
                 events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),
                 rate_limit=outcome.rate_limit,
@@ -229,22 +243,26 @@ def _entry(
                 undo=_undo(execution, machine) if machine.undo_steps and error is None else None,
             )
         case Done():
-            what = f"the result of {machine.name} {execution.id}"
-            # The result of an undo step is not stored.
-            is_undo = outcome.result is None and execution.step in machine.undo_steps
-            type_ = Any if is_undo else machine.result_type
-            result = encode(outcome.result, type_, what, bounds.max_payload)
             return CommitEntry(
                 execution=execution,
                 kind="done",
-                payload=result,
+                # An undo step has no result.
+                payload="null"
+                if execution.is_compensating
+                else encode(
+                    outcome.result,
+                    machine.result_type,
+                    f"the result of {machine.name} {execution.id}",
+                    bounds.max_payload,
+                ),
                 state=_changed_state(state, execution, machine, bounds)
                 if not machine.is_job
-                and (machine.keep or machine.undo_steps or execution.parent_id is not None)
+                and (machine.keep or execution.is_compensating or execution.parent_id is not None)
                 else None,
                 keep=machine.keep,
                 expires="done" in machine.retention,
                 error=error,
+                consumed=_taken_before_undo(taken, machine) if taken else (),
                 effect=outcome.effect,
                 events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),
             )
@@ -254,7 +272,9 @@ def _entry(
                 kind="stop",
                 payload=_changed_state(state, execution, machine, bounds),
                 error=outcome.reason,
+                cause="stop",
                 skips_undo=not outcome.undo,
+                consumed=_taken_before_undo(taken, machine) if taken else (),
                 effect=outcome.effect,
                 events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),
             )
@@ -265,7 +285,8 @@ def _entry(
 def outcome_of(entry: CommitEntry, machine: MachineDef) -> Outcome[Any]:
     """Rebuild the outcome of an entry that a step process has settled, for middleware. Children stay in the entry."""
     if entry.kind == "done":
-        return Done(decode(entry.payload or "null", machine.result_type, f"the result of {machine.name}"))
+        type_ = Any if entry.execution.is_compensating else machine.result_type
+        return Done(decode(entry.payload or "null", type_, f"the result of {machine.name}"))
     state = KEEP
     if entry.payload is not None:
         state = decode(entry.payload, machine.state_type, f"the state of {machine.name}")
@@ -310,7 +331,10 @@ def defer(execution: Execution, delay: timedelta) -> CommitEntry:
 
 
 def no_handler(execution: Execution) -> CommitEntry:
-    """Fail the instance: the worker that owns its prefix has no machine of that name and version."""
+    """Fail the instance: the worker that owns its prefix has no machine of that name and version.
+
+    Nothing is undone: the code of its undo steps is missing as well, and a retry continues at the step.
+    """
     facts = {
         "type": NO_HANDLER,
         "message": f"no worker of this namespace has machine '{execution.fsm}' version {execution.version}",
@@ -325,6 +349,7 @@ def no_handler(execution: Execution) -> CommitEntry:
         error=NO_HANDLER,
         failure=failure,
         cause="no_handler",
+        skips_undo=True,
         leaves_letter=True,
     )
 
@@ -350,7 +375,7 @@ def undone(entry: CommitEntry, end: Mapping[str, Any]) -> CommitEntry:
         "state": None,
         "error": end.get("error"),
         "failure": None if failure is None else msgspec.json.encode(failure).decode(),
-        "cause": end.get("cause", "stop"),
+        "cause": end.get("cause", "stop") if end["status"] == "failed" else None,
         "letter": None,
         "leaves_letter": end["status"] == "failed",
     }
@@ -362,7 +387,7 @@ def undone(entry: CommitEntry, end: Mapping[str, Any]) -> CommitEntry:
 
 def released(entry: CommitEntry) -> CommitEntry:
     """Replace an outcome by a release of its execution."""
-    return _stripped(entry, kind="release", error=None)
+    return _stripped(entry, kind="release", error=None, cause=None)
 
 
 def _stripped(entry: CommitEntry, **fields: Any) -> CommitEntry:
@@ -442,6 +467,35 @@ def _changed_state(state: object, execution: Execution, machine: MachineDef, bou
 
 def _ids(execution: Execution) -> tuple[int, ...]:
     return tuple(row.id for row in execution.awaited)
+
+
+def _consumed(
+    execution: Execution,
+    named: Sequence[Message | str],
+    taken: Sequence[int],
+    awaited: tuple[int, ...] = (),
+) -> tuple[int, ...]:
+    """Return the ids of the signals that an outcome consumes. Only signals that this execution has received."""
+    if not named and not taken:
+        return awaited
+    received = {row.id for row in execution.inbox}
+    ids = {*awaited, *taken}
+    for each in named:
+        if isinstance(each, str):
+            ids.update(row.id for row in execution.inbox if row.name == each)
+        elif each.id in received:
+            ids.add(each.id)
+        else:
+            raise UsageError(
+                f"consume has message {each.id} (signal '{each.name}'), which is not in the inbox of this step",
+                "give messages of ctx.inbox",
+            )
+    return tuple(sorted(ids))
+
+
+def _taken_before_undo(taken: Sequence[int], machine: MachineDef) -> tuple[int, ...]:
+    """Return the signals that an end consumes by itself: an end removes the inbox, unless an undo step follows."""
+    return tuple(taken) if machine.undo_steps else ()
 
 
 def _key(key: str | Keep | None) -> dict[str, Any]:

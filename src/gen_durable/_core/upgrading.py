@@ -8,6 +8,7 @@ import msgspec
 
 from ..definition import MachineDef
 from ..errors import UpgradeError
+from ..outcome import reason_text
 from .codec import decode
 
 __all__ = ["upgraded"]
@@ -25,7 +26,7 @@ def upgraded(text: str, version: int, machine: MachineDef, what: str) -> str:
         try:
             state = machine.upgrades[current](state)
         except Exception as error:
-            raise UpgradeError(what, current, f"the upgrade raised {type(error).__name__}") from error
+            raise UpgradeError(what, current, f"the upgrade raised {reason_text(error)}") from error
     try:
         return msgspec.json.encode(state).decode()
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -44,6 +44,10 @@ _ADVICE: Final = (
     ),
     (re.compile(r"too many clients|connection slots"), "raise max_connections, or open fewer connections;"),
     (re.compile(r"not known|resolve host"), "check the host name;"),
+    (
+        re.compile(r"Permission denied"),
+        "use an account that may open the socket (an embedded server serves the account that started it, and root);",
+    ),
     (re.compile(r"no reply|timeout expired"), "check for a firewall;"),
 )
 

@@ -9,7 +9,7 @@ import msgspec
 from ..config import AuditLevel
 from .plan import Plan, Row, statements
 
-__all__ = ["events", "give_reason", "latest", "level", "set_level"]
+__all__ = ["events", "give_reason", "latest", "level", "newest", "set_level"]
 
 _SQL = statements("audit.sql")
 
@@ -22,6 +22,11 @@ def events(instance_id: int, after: int, demand: int) -> Plan[Sequence[Row]]:
 def latest(before: int | None, demand: int) -> Plan[Sequence[Row]]:
     """Read the latest audit events, newest first."""
     return (yield _SQL["latest"](before=before, demand=demand))
+
+
+def newest(instance_id: int, demand: int) -> Plan[Sequence[Row]]:
+    """Read the newest audit events of one instance, newest first."""
+    return (yield _SQL["newest"](instance_id=instance_id, demand=demand))
 
 
 def give_reason(

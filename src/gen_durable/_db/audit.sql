@@ -10,6 +10,13 @@ select {event}
  where a.instance_id = :instance_id::bigint and a.id > :after::bigint
  order by a.id limit :demand::int
 
+-- name: newest
+-- The newest audit events of one instance, newest first.
+select {event}
+  from gen_durable.audit_events a
+ where a.instance_id = :instance_id::bigint
+ order by a.id desc limit :demand::int
+
 -- name: level
 -- The audit level.
 select s.audit::text as level from gen_durable.settings s

@@ -53,6 +53,8 @@ class BlockingDatabase:
         self._is_pooled = pooler == "transaction"
         self._reply_timeouts = ReplyTimeouts.of(lease, is_pooled=self._is_pooled)
         self.schema = schema
+        self.where = ""
+        """The DSN of the latest connect; the function of a DSN may return another one each time."""
         self._lock = threading.RLock()
         self._conn: Any = None
         self._inherited: list[Any] = []
@@ -117,12 +119,12 @@ class BlockingDatabase:
                     "the blocking Client needs psycopg, which is not installed",
                     "pip install 'gen_durable[sync]', or use AsyncClient",
                 ) from None
-            where, problem = "", None
+            self.where, problem = "", None
             try:
-                where = resolve_dsn_blocking(self._dsn)
-                self._conn = self._connect(where)
+                self.where = resolve_dsn_blocking(self._dsn)
+                self._conn = self._connect(self.where)
             except (psycopg.Error, ValueError, AddressError) as error:
-                problem = unreachable(self._dsn, error, self._advice, where)
+                problem = unreachable(self._dsn, error, self._advice, self.where)
             if problem is not None:
                 raise problem  # outside `except`: the driver's error may quote the DSN
             if self._is_pooled:  # set by every BEGIN, because the session has the defaults of its role

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from . import signals
+from . import signals, streams
 from .plan import Plan, Rows, statements
 
 __all__ = [
@@ -21,10 +21,12 @@ __all__ = [
     "delete_done",
     "sweep",
     "sweep_audit",
+    "sweep_batches",
     "sweep_events",
     "vacuum",
     "walk_buckets",
     "walk_executions",
+    "walk_items",
     "walk_messages",
     "walk_pending",
     "walk_signals",
@@ -76,6 +78,8 @@ def delete_done(ids: str, lease_tokens: str, step_seqs: str) -> Plan[str]:
     if row["with_signals"]:
         yield from signals.sweep(row["with_signals"])
         yield _SQL["delete_audit"](ids=row["with_signals"])
+    if row["with_items"]:
+        yield from streams.delete(row["with_items"])
     numbers: str = row["numbers"]
     return numbers
 
@@ -97,6 +101,12 @@ def sweep_audit(retention: timedelta) -> Plan[bool]:
     return bool(row["deleted"] == PAGE)
 
 
+def sweep_batches(retention: timedelta) -> Plan[bool]:
+    """Delete batches after the retention; return whether there may be more."""
+    (row,) = yield _SQL["sweep_batches"](retention=retention)
+    return bool(row["deleted"] == PAGE)
+
+
 def walk_executions(retention: timedelta, block: int) -> Plan[int]:
     """Delete old execution records in some blocks of the table; return the next block, 0 after the last."""
     return _following(
@@ -107,6 +117,11 @@ def walk_executions(retention: timedelta, block: int) -> Plan[int]:
 def walk_signals(block: int) -> Plan[int]:
     """Delete signals that no instance can read in some blocks; return the next block, 0 after the last."""
     return _following((yield _SQL["sweep_signals"](block=block, blocks=_BLOCKS)), block)
+
+
+def walk_items(block: int) -> Plan[int]:
+    """Delete stream items of instances that do not exist in some blocks; return the next block, 0 after the last."""
+    return _following((yield _SQL["sweep_items"](block=block, blocks=_BLOCKS)), block)
 
 
 def walk_pending(retention: timedelta, block: int) -> Plan[tuple[dict[str, int], int]]:

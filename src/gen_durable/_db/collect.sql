@@ -25,7 +25,7 @@ with page as materialized (
      and g.finished_at < statement_timestamp() - :retention::interval
      and {not_needed_by_parent}
    order by g.id desc for update of g skip locked
-), {collected}, {stripped}, {signals}, {execution_records}, {audit_of_collected}, {swept}
+), {collected}, {stripped}, {signals}, {stream_items}, {execution_records}, {audit_of_collected}, {swept}
 select * from swept
 
 -- name: sweep_expired
@@ -43,7 +43,7 @@ with page as materialized (
      and g.expires_at < statement_timestamp() - :retention::interval
      and {not_needed_by_parent}
    order by g.id desc for update of g skip locked
-), {collected}, {stripped}, {signals}, {execution_records}, {audit_of_collected}, {swept}
+), {collected}, {stripped}, {signals}, {stream_items}, {execution_records}, {audit_of_collected}, {swept}
 select * from swept
 
 -- name: sweep_deleted
@@ -60,7 +60,7 @@ with page as materialized (
    where g.finished_at is not null and g.deleted_at < statement_timestamp() - :retention::interval
      and {not_needed_by_parent}
    order by g.id desc for update of g skip locked
-), {collected}, {stripped}, {signals}, {execution_records}, {audit_of_collected}, {swept}
+), {collected}, {stripped}, {signals}, {stream_items}, {execution_records}, {audit_of_collected}, {swept}
 select * from swept
 
 -- part: not_needed_by_parent
@@ -84,7 +84,8 @@ collected as (
 -- part: stripped
 -- Strip the rows that occupy a key.
 stripped as (
-  update gen_durable.gen_durable g set state = '{}', result = null, error = null, failure = null, collected_at = statement_timestamp()
+  update gen_durable.gen_durable g set state = '{}', result = null, error = null, failure = null, checkpoint = null, progress = null,
+         collected_at = statement_timestamp()
     from due where g.id = due.id and not due.is_free
   returning g.id
 )
@@ -96,6 +97,12 @@ unread_signals as (
 ), consumed_signals as (
   delete from gen_durable.signals s using collected
    where s.target_id = collected.id and s.consumed_seq is not null and s.dedup_key is not null
+)
+
+-- part: stream_items
+-- Delete the stream items of the collected and the stripped rows.
+stream_items as (
+  delete from gen_durable.stream_items i using due where i.instance_id = due.id
 )
 
 -- part: execution_records
@@ -126,7 +133,7 @@ swept as (
 -- which tells why. Locks: the rows, in the given order.
 -- The first execution of an instance has no execution records. It may have audit events, unless the audit level is `off`: an insert
 -- with an actor, an edit. Signals and their audit events are deleted by later statements: this one does not see signals that were
--- delivered while it waited for the row.
+-- delivered while it waited for the row. Stream items as well: most instances have none.
 with deleted as (
   delete from gen_durable.gen_durable g
    using (select * from unnest(:ids::text::bigint[], :lease_tokens::text::bigint[], :step_seqs::text::bigint[]) with ordinality
@@ -135,7 +142,7 @@ with deleted as (
      and g.cancel_requested_at is null and g.compensation is null
      and (g.unique_key is null or 'done' <> all (g.unique_scope))
      and (g.correlation_key is null or 'done' <> all (g.correlation_scope))
-  returning o.number, g.id, g.has_signals, g.execution
+  returning o.number, g.id, g.has_signals, g.has_items, g.execution
 ), collected as (
   select deleted.id from deleted where deleted.execution > 1
 ), {execution_records}, audited as (
@@ -143,7 +150,9 @@ with deleted as (
 ), audit_of_deleted as (
   delete from gen_durable.audit_events a using audited where a.instance_id = audited.id
 )
-select coalesce(array_agg(number)::text, '{}') as numbers, array_agg(id) filter (where has_signals) as with_signals from deleted
+select coalesce(array_agg(number)::text, '{}') as numbers, array_agg(id) filter (where has_signals) as with_signals,
+       array_agg(id) filter (where has_items) as with_items
+  from deleted
 
 -- name: delete_audit
 -- Delete the audit events of deleted instances.
@@ -157,7 +166,7 @@ with due as materialized (
     from gen_durable.gen_durable g
    where g.id = any (:ids::bigint[]) and g.status = 'done'
    order by g.id desc for update of g skip locked
-), {collected}, {stripped}, {signals}, {execution_records}, {audit_of_collected}
+), {collected}, {stripped}, {signals}, {stream_items}, {execution_records}, {audit_of_collected}
 select (select count(*) from collected) as deleted, (select count(*) from stripped) as stripped
 
 -- name: sweep_executions
@@ -188,6 +197,21 @@ with size as materialized (
      for update of s skip locked
 ), deleted as (
   delete from gen_durable.signals s using orphaned where s.ctid = orphaned.ctid returning 1
+)
+select (select count(*) from deleted) as deleted, size.blocks from size
+
+-- name: sweep_items
+-- Delete stream items of instances that do not exist: a process died between the commit that deleted the instance and
+-- delete_items. Walks the table.
+with size as materialized (
+  select pg_relation_size('gen_durable.stream_items') / current_setting('block_size')::int as blocks
+), orphaned as materialized (
+  select i.ctid from gen_durable.stream_items i
+   where i.ctid >= format('(%s,0)', :block::bigint)::tid and i.ctid < format('(%s,0)', :block::bigint + :blocks::int)::tid
+     and not exists (select from gen_durable.gen_durable g where g.id = i.instance_id)
+     for update of i skip locked
+), deleted as (
+  delete from gen_durable.stream_items i using orphaned where i.ctid = orphaned.ctid returning 1
 )
 select (select count(*) from deleted) as deleted, size.blocks from size
 
@@ -243,6 +267,18 @@ with page as materialized (
   delete from gen_durable.audit_events a using page
    where a.id = page.id and page.created_at < statement_timestamp() - :retention::interval
   returning 1
+)
+select count(*) as deleted from deleted
+
+-- name: sweep_batches
+-- Delete batches that ended before the retention.
+with expired as materialized (
+  select b.id from gen_durable.batches b
+   where b.finished_at < statement_timestamp() - :retention::interval
+   order by b.finished_at limit 500
+     for update skip locked
+), deleted as (
+  delete from gen_durable.batches b using expired where b.id = expired.id returning 1
 )
 select count(*) as deleted from deleted
 

@@ -17,6 +17,7 @@ from .._core.model import (
     EventRow,
     Execution,
     Lease,
+    RecordedSignal,
     Redirect,
     SignalRow,
     Stale,
@@ -60,6 +61,9 @@ _DELETED: Final = Committed("done")
 _GONE: Final = Committed("gone")
 _WITHOUT_LEASE: Final = frozenset({"runnable", "awaiting_signal", "awaiting_children", *ENDED})
 _NOT_CANCELLED: Final = (_WITHOUT_LEASE | {"executing"}) - {"cancelled"}
+_ENCODER: Final = msgspec.json.Encoder()
+# Signals that one record names.
+_MOST_SIGNALS: Final = 100
 # Columns of the outcomes that `commit_plain` commits: null for all of them.
 _RARE: Final = ("presented", "deadlines", "concurrency_keys", "consumed", "signals")
 # Columns that are sent once per profile, in the order of `_resolved`.
@@ -77,7 +81,7 @@ _PROFILE: Final = (
         "undos",
         "expires",
     ),
-    "keeps_states",
+    "versions_before",
 )
 # Between JSON texts; JSON escapes control characters in strings and has none elsewhere but whitespace.
 _SEPARATOR: Final = "\x1e"
@@ -172,7 +176,7 @@ def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[Com
 
 
 def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
-    """Commit any outcomes: one statement, and at most twelve more, each only if needed. Needs a transaction.
+    """Commit any outcomes: one statement, and at most thirteen more, each only if needed. Needs a transaction.
 
     A single outcome that the guarded update leaves out may redirect its instance. Of several, such outcomes are stale
     here and have to be committed one by one: redirecting locks the row after the rows of the other outcomes.
@@ -181,6 +185,8 @@ def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitRep
         yield _SQL["check_limits"](
             rate_limits=[entry.rate_limit for entry in limited], weights=[entry.weight for entry in limited]
         )
+    if unstarted := [entry for entry in entries if entry.returns_tokens]:
+        yield _SQL["return_tokens"](**_guards(unstarted))
     groups = yield _full_call(entries, recorder)
     redirect: Redirect | None = None
     if not groups and len(entries) == 1:
@@ -221,9 +227,10 @@ def _unwind(
         cause=entry.cause if status == "failed" else None,
         state=entry.state if entry.kind == "done" else entry.payload if entry.kind == "stop" else None,
         version=entry.version,
-        consumed=[row.id for row in execution.awaited] if status == "done" else None,
+        consumed=[*entry.consumed, *(row.id for row in execution.awaited if status == "done")],
         worker=recorder.worker,
         record=recorder.level,
+        finishes_later=_finishes_later(entry, recorder),
     )
     if not rows:
         return [entry], (), None
@@ -480,9 +487,7 @@ def _full_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
         deadlines=_column([entry.deadline for entry in entries]),
         concurrency_keys=_column([entry.concurrency_key for entry in entries]),
         consumed=_column([id_array(entry.consumed) if entry.consumed else None for entry in entries]),
-        signals=_column(
-            [_names(entry) if entry.execution.fsm in recorder.histories else None for entry in entries]
-        ),
+        signals=_column([_signals(entry) if entry.execution.inbox else None for entry in entries]),
     )
 
 
@@ -504,12 +509,12 @@ def _values(
             execution.step,
             execution.attempt,
             execution.leased_at,
-            entry.effect is not None or bool(recorder.events(entry)),
+            _finishes_later(entry, recorder),
             entry.cause,
             entry.undo,
             entry.expires,
             more,
-            execution.fsm in histories or None,
+            execution.version if execution.fsm in histories else None,
         )
         has_final_states |= entry.state is not None
         numbers.append(profiles.setdefault(profile, len(profiles) + 1))
@@ -538,6 +543,11 @@ def _guards(entries: Sequence[CommitEntry]) -> dict[str, str]:
     }
 
 
+def _finishes_later(entry: CommitEntry, recorder: Recorder) -> bool:
+    """Whether its execution is COMMITTED first: `finish` or the dispatcher makes it DONE."""
+    return entry.effect is not None or bool(recorder.events(entry))
+
+
 def _rare(entry: CommitEntry) -> tuple[Any, ...]:
     return (
         None if entry.awaits is None else text_array(entry.awaits),
@@ -553,7 +563,7 @@ def _rare(entry: CommitEntry) -> tuple[Any, ...]:
 def _resolved(profile: tuple[Any, ...]) -> tuple[Any, ...]:
     """Resolve a profile to the columns that it sets."""
     kind, step, error, delay, from_step, attempt, leased_at, finishes_later, cause, undo, *more = profile
-    expires, rare, keeps_state = more
+    expires, rare, version_before = more
     transition = TRANSITIONS[kind]
     status = transition.status
     awaits, timeout, children, *more = rare or (None,) * 7
@@ -581,7 +591,7 @@ def _resolved(profile: tuple[Any, ...]) -> tuple[Any, ...]:
         undo,
         # Failures and cancels are rare: the database looks up whether their machine declares a retention.
         expires or status in ("failed", "cancelled") or None,
-        keeps_state,
+        version_before,
     )
 
 
@@ -599,11 +609,24 @@ def _states_before(entries: Sequence[CommitEntry], histories: frozenset[str]) ->
     )
 
 
-def _names(entry: CommitEntry) -> str | None:
-    """The names of the signals that an outcome consumes, as the text of a PostgreSQL array."""
-    if not entry.consumed:
+def _signals(entry: CommitEntry) -> str | None:
+    """The signals that leave the inbox with an outcome, for its record, as JSON: the newest of them."""
+    execution, consumed = entry.execution, frozenset(entry.consumed)
+    if TRANSITIONS[entry.kind].status in ENDED:
+        awaits = execution.awaits or ()
+        signals = [
+            RecordedSignal(
+                row.id, row.name, row.inserted_at, row.id not in consumed and row.name not in awaits
+            )
+            for row in execution.inbox[-_MOST_SIGNALS:]
+        ]
+    elif consumed:
+        signals = [
+            RecordedSignal(row.id, row.name, row.inserted_at) for row in execution.inbox if row.id in consumed
+        ][-_MOST_SIGNALS:]
+    else:
         return None
-    return text_array(row.name for row in entry.execution.inbox if row.id in entry.consumed)
+    return _ENCODER.encode(signals).decode()
 
 
 def _column(values: list[Any]) -> list[Any] | None:

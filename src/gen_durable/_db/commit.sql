@@ -54,13 +54,18 @@ committed as (
                       then o.failure::jsonb else coalesce(o.failure::jsonb, g.error) end,
          failure = case when g.cancel_requested_at is not null or o.step is null then g.failure else o.failure::jsonb end,
          step_seq = g.step_seq + case when g.cancel_requested_at is null then o.advance else 0 end,
-         execution = g.execution + (g.cancel_requested_at is null and o.status = 'executing' and g.execution < 2147483647)::int,
+         -- A return that has no record (see `recorded`) gives its number back, so that the numbers have no gaps.
+         execution = g.execution + (g.cancel_requested_at is null and o.status = 'executing' and g.execution < 2147483647)::int
+                     - (o.name = 'unknown_step' and g.cancel_requested_at is null
+                        and gen_durable.is_known_return(g.id, o.step_seq + 1))::int,
          attempt = case when g.cancel_requested_at is null and o.next_attempt is not null then o.next_attempt else g.attempt end,
          crash_count = case when o.keeps_crashes then g.crash_count else 0 end,
          -- A step that may run again must see the same awaited names and timed_out.
          awaits = case when g.cancel_requested_at is not null or o.repeats then g.awaits else o.awaits::text[] end,
          presented = case when g.cancel_requested_at is null then o.presented::bigint[] end,
          timed_out = g.timed_out and (g.cancel_requested_at is not null or o.repeats),
+         checkpoint = case when g.cancel_requested_at is not null or o.repeats then g.checkpoint end,
+         progress = case when g.cancel_requested_at is not null or o.repeats then g.progress end,
          -- Kept for a retry, like awaits. It is in an index: if a chained commit changed it, the update would not be HOT.
          await_deadline = case when g.cancel_requested_at is null and o.status = 'awaiting_signal'
                                then coalesce(o.deadline, statement_timestamp() + o.timeout) else g.await_deadline end,
@@ -108,7 +113,7 @@ committed as (
                  (:switches_keys::boolean[])[profile] as switches_key, (:rate_limits::text[])[profile] as rate_limit,
                  (:weights::int[])[profile] as weight, (:versions::int[])[profile] as version,
                  (:undos::text[])[profile] as undo, (:expires::boolean[])[profile] as expires,
-                 (:keeps_states::boolean[])[profile] as keeps_state
+                 (:versions_before::int[])[profile] as version_before
             from unnest(:ids::text::bigint[], :lease_tokens::text::bigint[], :step_seqs::text::bigint[], :profiles::text::int[],
                         string_to_array(:payloads::text, e'\x1e', ''), :started_ats::text::double precision[], :final_states::text[],
                         :failures::text[],
@@ -119,7 +124,8 @@ committed as (
                              consumed, state_before, signals, number)
           offset 0) o
    where g.id = any (array[o.id]) and g.lease_token = o.lease_token and g.step_seq = o.step_seq
-     and not gen_durable.redirects(g.undo_steps, g.compensation, g.cancel_requested_at is not null, o.status)
+     and not gen_durable.redirects(
+           g.undo_steps, g.compensation, g.deleted_at is not null, g.cancel_requested_at is not null, o.status)
   returning o.number, g.id, g.status, g.has_signals, g.queue, g.parent_id, g.parent_round, g.step_seq,
             o.step_seq + 1 as next_seq, g.execution - (g.status = 'executing')::int as execution, o.attempt, o.name, o.from_step,
             g.step, o.error, o.cause, o.finishes_later, o.leased_at, g.lease_expires_at,
@@ -127,26 +133,32 @@ committed as (
             case when o.started_at is not null
                  then greatest(least(to_timestamp(o.started_at), statement_timestamp()), o.leased_at) end as started_at,
             g.cancelled_by, g.cancel_reason, case when g.status <> 'cancelled' then o.consumed::bigint[] end as consumed,
-            o.keeps_state, case when o.keeps_state then g.state end as state, o.state_before, o.signals,
-            case when o.keeps_state and g.status = 'awaiting_signal' then g.awaits end as awaits,
-            case when o.keeps_state and g.status = 'awaiting_signal' then g.await_deadline end as await_deadline
+            o.version_before, case when o.version_before is not null then g.state end as state, g.fsm_version, o.state_before,
+            o.signals, case when g.status = 'awaiting_signal' then g.awaits end as awaits,
+            case when g.status = 'awaiting_signal' then g.await_deadline end as await_deadline
 )
 
 -- part: recorded
 -- The execution records. An execution that did not advance step_seq is ABORTED. Of a machine that keeps its history, every
--- execution is recorded, and a transition with the state that it wrote. The first one has the state before as well, also if it
--- is retried: a retry may change the state.
+-- execution is recorded, and a transition with the state that it wrote and the version of that state. The first one has the state
+-- before as well, also if it is retried: a retry may change the state. `version_before` is null for other machines.
+-- Of executions that are returned because no worker has the step, only the first one at a transition is recorded.
 recorded as (
-  insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
-                                      leased_at, lease_expires_at, started_at, finished_at, error, state, state_before, signals,
-                                      awaits, await_deadline)
+  insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, to_step, cause, lease_owner,
+                                      leased_at, lease_expires_at, started_at, finished_at, error, state, state_version,
+                                      state_before, state_before_version, signals, awaits, await_deadline)
   select id, next_seq, execution, attempt,
          case when step_seq < next_seq then 'ABORTED' when finishes_later then 'COMMITTED' else 'DONE' end,
-         case when status = 'cancelled' and step_seq < next_seq then 'cancelled' else name end, from_step, :worker::text, leased_at,
-         lease_expires_at, started_at, statement_timestamp(), error, case when step_seq = next_seq then state end, state_before::jsonb,
-         case when step_seq = next_seq then signals::text[] end, awaits, await_deadline
+         case when status = 'cancelled' and step_seq < next_seq then 'cancelled' else name end, from_step,
+         case when step_seq = next_seq and status not in ('done', 'failed', 'cancelled') then step end,
+         case when status <> 'cancelled' then cause end, :worker::text, leased_at, lease_expires_at, started_at, statement_timestamp(), error, case when step_seq = next_seq then state end,
+         case when step_seq = next_seq and state is not null then fsm_version end, state_before::jsonb,
+         case when state_before is not null then version_before end, case when step_seq = next_seq or name = 'cancelled' then signals::jsonb end, awaits,
+         await_deadline
     from committed
-   where :record::text = 'all' or :record::text = 'failures' and (step_seq < next_seq or status = 'failed') or keeps_state
+   where (:record::text = 'all' or :record::text = 'failures' and (step_seq < next_seq or status = 'failed')
+          or version_before is not null)
+     and not (name = 'unknown_step' and status <> 'cancelled' and gen_durable.is_known_return(id, next_seq))
 )
 
 -- part: audited
@@ -220,21 +232,28 @@ results as (
 -- Before outcomes that name a rate limit: raise if a weight exceeds the burst. The limit may be created later.
 select gen_durable.check_limits(:rate_limits::text[], :weights::int[], must_exist => false)
 
+-- name: return_tokens
+-- Before the guarded update of executions whose step does not start: give back the tokens of their rate limits. Guard: lease token
+-- and step_seq. Locks: buckets, ordered by key.
+select from gen_durable.return_tokens(:ids::text::bigint[], :lease_tokens::text::bigint[], :step_seqs::text::bigint[])
+
 -- name: fix_barriers
 -- Set the barriers of these rows to the number of their live children; without live children, release the row.
 select id, status, queue from gen_durable.fix_barriers(:ids::bigint[])
 
 -- name: unwind
 -- Redirect one outcome that the guarded update has left out: its instance goes to an on_cancel or undo step instead of ending, or
--- ends after its last undo step. Guard: lease token and step_seq. Locks: the row; signals.
-select unwound.action, unwound.redirect, unwound.status, unwound.queue, unwound.has_signals, unwound.final::text as final,
+-- ends after its last undo step. If a delete or a cancel without undo came between the two statements, the action is `end` as well.
+-- Guard: lease token and step_seq. Locks: the row; signals.
+select coalesce(unwound.action, 'end') as action, unwound.redirect, unwound.status, unwound.queue, unwound.has_signals, unwound.final::text as final,
        statement_timestamp() as committed_at
   from (select g.id from gen_durable.gen_durable g
          where g.id = :id::bigint and g.lease_token = :lease_token::bigint and g.step_seq = :step_seq::bigint
            for no key update) held
- cross join lateral gen_durable.unwind(
+  left join lateral gen_durable.unwind(
          held.id, :ends_as::text::gen_durable.durable_status, :skips_undo::boolean, :reason::text, :failure::text::jsonb,
-         :cause::text, :state::text, :version::int, :consumed::bigint[], :worker::text, :record::text) as unwound
+         :cause::text, :state::text, :version::int, :consumed::bigint[], :worker::text, :record::text,
+         :finishes_later::boolean) as unwound on true
 
 -- name: recheck
 -- After parking: make an instance runnable again if an awaited signal is already in its inbox. A separate statement, so that it

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from .._core.compatibility import Code, LiveMachine
 from .._core.registry import Registry
 from ..findings import Finding
 from .plan import Plan, Rows, statements
 
-__all__ = ["compare", "live_machines"]
+__all__ = ["KnownSteps", "compare", "known_steps", "live_machines"]
 
 T = TypeVar("T")
+# By machine and version.
+KnownSteps: TypeAlias = Mapping[tuple[str, int], set[str]]
 
 _SQL = statements("compatibility.sql")
 # The most instances that are counted per group.
 _MAX_COUNT: Final = 10_000
 # The most runnable instances that are read per machine, queue and version to find their steps.
 _MAX_STEPS: Final = 1000
+# The most unread signals that are read per instance.
+_MAX_SIGNALS: Final = 100
 _CHUNK: Final = 500
 
 
@@ -29,19 +33,20 @@ def compare(registry: Registry, *, sample: int | None, is_worker: bool = False) 
 
     Args:
         registry: the machines.
-        sample: how many instances per group are read; `None`: all.
+        sample: how many instances per group are read; `None`: all, and the groups are counted without a limit.
         is_worker: see `Code`.
     """
-    parked = yield _SQL["parked"](most=_MAX_COUNT)
-    waiting = yield _SQL["waiting"](most=_MAX_STEPS)
+    every = sample is None
+    parked = yield _SQL["parked"](most=None if every else _MAX_COUNT)
+    waiting = yield _SQL["waiting"](most=None if every else _MAX_STEPS)
     code = Code(registry, (yield from live_machines()), is_worker=is_worker)
     counts: defaultdict[tuple[str, int, str], int] = defaultdict(int)
     for row in (*parked, *waiting):
         counts[row["fsm"], row["fsm_version"], row["step"]] += row["count"]
-    found = [*code.groups(counts, _MAX_STEPS)]
+    found = [*code.groups(counts, None if every else _MAX_STEPS)]
     ids = yield from _ids(code, parked, waiting, sample)
     for chunk in _chunks(ids):
-        yield from _check(code, chunk)
+        yield from _check(code, chunk, None if every else _MAX_SIGNALS)
     return [*found, *code.findings()]
 
 
@@ -49,6 +54,14 @@ def live_machines() -> Plan[list[LiveMachine]]:
     """Read the machines of live workers."""
     rows = yield _SQL["live_machines"]()
     return [LiveMachine(row["name"], row["fsm"], row["fsm_version"], tuple(row["steps"])) for row in rows]
+
+
+def known_steps() -> Plan[KnownSteps]:
+    """Read the steps that live workers have."""
+    found: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+    for each in (yield from live_machines()):
+        found[each.fsm, each.version].update(each.steps)
+    return found
 
 
 def _ids(code: Code, parked: Rows, waiting: Rows, sample: int | None) -> Plan[list[int]]:
@@ -65,27 +78,19 @@ def _ids(code: Code, parked: Rows, waiting: Rows, sample: int | None) -> Plan[li
             most=sample,
         )
         found += [row["id"] for row in rows]
-    runnable = [row for row in waiting if code.runs(row["fsm"], row["fsm_version"])]
-    for row in runnable:
-        found += row["ids"][:sample]
-    if sample is None and runnable:
-        keys = sorted({(row["fsm"], row["queue"], row["fsm_version"]) for row in runnable})
-        rows = yield _SQL["runnable_ids"](
-            fsms=[fsm for fsm, _, _ in keys],
-            queues=[queue for _, queue, _ in keys],
-            versions=[version for _, _, version in keys],
-        )
-        found += [row["id"] for row in rows]
+    for row in waiting:
+        if code.runs(row["fsm"], row["fsm_version"]):
+            found += row["ids"][:sample]
     return [*dict.fromkeys(found)]
 
 
-def _check(code: Code, ids: list[int]) -> Plan[None]:
+def _check(code: Code, ids: list[int], signals: int | None) -> Plan[None]:
     rows = yield _SQL["states"](ids=ids)
     by_id = {row["id"]: row for row in rows}
     for row in rows:
         code.instance(row)
     if signalled := [row["id"] for row in rows if row["has_signals"]]:
-        for signal in (yield _SQL["payloads"](ids=signalled)):
+        for signal in (yield _SQL["payloads"](ids=signalled, most=signals)):
             target = by_id[signal["target_id"]]
             code.payload(
                 target["id"], target["fsm"], target["fsm_version"], signal["name"], signal["payload"]

@@ -1,20 +1,9 @@
 -- Compatibility: live instances that some code cannot run. Every statement reads indexes only, in groups or by ids.
 
 -- name: parked
--- Parked instances by machine, queue, version, status and step; at most :most are counted per group. The groups are found by a
--- skip scan of gen_durable_resting: one probe per group, those of ended instances included.
-with recursive groups as (
-  (select g.fsm, g.queue, g.fsm_version, g.status, g.rest_step from gen_durable.gen_durable g
-    where g.status not in ('runnable', 'executing') and g.deleted_at is null
-    order by g.fsm collate "C", g.queue, g.fsm_version, g.status, g.rest_step limit 1)
-  union all
-  select next.* from groups cross join lateral (
-    select g.fsm, g.queue, g.fsm_version, g.status, g.rest_step from gen_durable.gen_durable g
-     where g.status not in ('runnable', 'executing') and g.deleted_at is null
-       and (g.fsm collate "C", g.queue, g.fsm_version, g.status, g.rest_step)
-           > (groups.fsm collate "C", groups.queue, groups.fsm_version, groups.status, groups.rest_step)
-     order by g.fsm collate "C", g.queue, g.fsm_version, g.status, g.rest_step limit 1) next
-)
+-- Parked instances by machine, queue, version, status and step; at most :most are counted per group, all if it is null. The groups
+-- are those of search.sql: one probe per group, those of ended instances included.
+{search.groups}
 select groups.fsm, groups.queue, groups.fsm_version, groups.status::text as status, groups.rest_step as step, counted.count
   from groups cross join lateral (
     select count(*) as count from (
@@ -27,20 +16,11 @@ select groups.fsm, groups.queue, groups.fsm_version, groups.status::text as stat
  order by groups.fsm, groups.fsm_version, groups.rest_step, groups.queue, groups.status
 
 -- name: waiting
--- Runnable and executing instances by machine, queue, version and step. No index has the step of these rows: at most :most per
--- machine, queue and version are read, those that are due first.
-with recursive groups as (
-  (select g.fsm, g.queue, g.fsm_version from gen_durable.gen_durable g
-    where g.status = 'runnable' and not g.gated
-    order by g.fsm collate "C", g.queue, g.fsm_version limit 1)
-  union all
-  select next.* from groups cross join lateral (
-    select g.fsm, g.queue, g.fsm_version from gen_durable.gen_durable g
-     where g.status = 'runnable' and not g.gated
-       and (g.fsm collate "C", g.queue, g.fsm_version) > (groups.fsm collate "C", groups.queue, groups.fsm_version)
-     order by g.fsm collate "C", g.queue, g.fsm_version limit 1) next
-), live as (
-  select groups.fsm, groups.queue, groups.fsm_version, due.step, due.id from groups cross join lateral (
+-- Runnable and executing instances by machine, queue, version and step. No index has the step of these rows. At most :most are
+-- read per machine, queue and version, those that are due first; at most :most of the gated ones and of the executing ones. :most
+-- null: all.
+with recursive {search.runnable_groups}, live as (
+  select groups.fsm, groups.queue, groups.fsm_version, due.step, due.id from runnable_groups groups cross join lateral (
     select g.step, g.id from gen_durable.gen_durable g
      where g.status = 'runnable' and not g.gated
        and g.fsm collate "C" = groups.fsm and g.queue = groups.queue and g.fsm_version = groups.fsm_version
@@ -51,7 +31,7 @@ with recursive groups as (
   union all
   (select g.fsm, g.queue, g.fsm_version, g.step, g.id from gen_durable.gen_durable g where g.status = 'executing' limit :most::int)
 )
-select live.fsm, live.queue, live.fsm_version, live.step, count(*) as count, (array_agg(live.id))[1:1000] as ids
+select live.fsm, live.queue, live.fsm_version, live.step, count(*) as count, array_agg(live.id) as ids
   from live group by live.fsm, live.queue, live.fsm_version, live.step
  order by live.fsm, live.fsm_version, live.step, live.queue
 
@@ -66,26 +46,19 @@ select found.id from unnest(:fsms::text[], :queues::text[], :versions::int[], :s
       and g.status not in ('runnable', 'executing') and g.deleted_at is null
     order by g.id desc limit :most::int) found
 
--- name: runnable_ids
--- All runnable instances of machines that no key holds back.
-select found.id from unnest(:fsms::text[], :queues::text[], :versions::int[]) as wanted (fsm, queue, version)
- cross join lateral (
-   select g.id from gen_durable.gen_durable g
-    where g.status = 'runnable' and not g.gated
-      and g.fsm collate "C" = wanted.fsm and g.queue = wanted.queue and g.fsm_version = wanted.version offset 0) found
-
 -- name: states
 -- What code has to read of these instances, as long as they are live.
 select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::text as state, g.has_signals,
+       g.undo_steps::text as undo_steps, g.checkpoint::text as checkpoint,
        case when g.status = 'awaiting_signal' then g.awaits end as awaits
   from gen_durable.gen_durable g where g.id = any (:ids::bigint[]) and g.finished_at is null and g.deleted_at is null
 
 -- name: payloads
--- Unread signals of these instances, at most 100 each.
+-- Unread signals of these instances, at most :most each; null: all.
 select wanted.id as target_id, unread.name, unread.payload from unnest(:ids::bigint[]) as wanted (id)
  cross join lateral (
    select s.name, s.payload::text as payload from gen_durable.signals s
-    where s.target_id = wanted.id and s.consumed_seq is null order by s.name limit 100) unread
+    where s.target_id = wanted.id and s.consumed_seq is null order by s.name limit :most::int) unread
 
 -- name: children
 -- Live children that these instances wait for, by machine, version and step.

@@ -6,7 +6,7 @@ caller has to retry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from ..errors import UsageError
@@ -22,6 +22,7 @@ __all__ = [
     "edit",
     "fork",
     "in_batches",
+    "leads_to",
     "live_children",
     "matching_ids",
     "restore",
@@ -54,6 +55,11 @@ def cancel(
             autocommit=autocommit,
         )
     )
+
+
+def leads_to(ids: Sequence[int]) -> Plan[Mapping[int, str | None]]:
+    """Return where a cancel leads each of these instances before it ends: compensating, on_cancel, undo or `None`."""
+    return {row["id"]: row["leads_to"] for row in (yield _SQL["leads_to"](ids=list(ids)))}
 
 
 def delete(
@@ -124,6 +130,7 @@ def fork(
     state: str | None,
     step: str | None,
     *,
+    expected_version: int | None = None,
     correlation_key: str | None = None,
     unique_key: bytes | None = None,
     reason: str | None = None,
@@ -135,6 +142,7 @@ def fork(
         at=at,
         state=state,
         step=step,
+        expected_version=expected_version,
         correlation_key=correlation_key,
         unique_key=unique_key,
         reason=reason,
@@ -189,8 +197,9 @@ def unfinished_children(ids: Sequence[int]) -> Plan[list[int]]:
 
 def deleted_with_key(key: str) -> Plan[int | None]:
     """The id of the latest deleted instance with this correlation key."""
-    ids = _ids((yield _SQL["deleted_with_key"](key=key)))
-    return ids[0] if ids else None
+    (row,) = yield _SQL["deleted_with_key"](key=key)
+    id: int | None = row["id"]
+    return id
 
 
 def _run(ids: Sequence[int], call: Call, *, autocommit: bool) -> Plan[Rows]:

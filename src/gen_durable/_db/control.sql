@@ -5,6 +5,14 @@
 select id, was, status, queues
   from gen_durable.cancel_rows(:ids::bigint[], :reason::text, :actor::text, :force::boolean, :undo::boolean)
 
+-- name: leads_to
+-- Where a cancel leads these instances before they end: `compensating`: they run undo steps already; `on_cancel`; `undo`; null: to
+-- no step.
+select g.id, case when g.compensation ? 'end' then 'compensating' when m.on_cancel ? g.step then 'on_cancel'
+                  when g.undo_steps is not null then 'undo' end as leads_to
+  from gen_durable.gen_durable g left join gen_durable.machines m on m.fsm = g.fsm and m.fsm_version = g.fsm_version
+ where g.id = any (:ids::bigint[])
+
 -- name: delete
 -- Soft-delete; live instances are cancelled first.
 select id, deleted_at, status, queues from gen_durable.delete_rows(:ids::bigint[], :reason::text, :actor::text)
@@ -27,8 +35,8 @@ select id, refusal, status, step_seq, queue
 -- name: fork
 -- Insert a new instance that starts after a transition of another one; problem says why nothing was inserted.
 select id, problem, queue, status, step_seq
-  from gen_durable.fork_row(:id::bigint, :at::bigint, :state::text, :step::text, :correlation_key::text, :unique_key::bytea,
-                            :reason::text, :actor::text)
+  from gen_durable.fork_row(:id::bigint, :at::bigint, :state::text, :step::text, :expected_version::int, :correlation_key::text,
+                            :unique_key::bytea, :reason::text, :actor::text)
 
 -- name: live_children
 -- The children of these instances that have not ended: the next level of a cascading cancel.
@@ -44,5 +52,11 @@ select child.id from gen_durable.gen_durable child
 
 -- name: deleted_with_key
 -- The latest deleted instance with this correlation key: the target of a restore by key.
-select g.id from gen_durable.gen_durable g
- where g.correlation_key = :key::text and g.deleted_at is not null order by g.id desc limit 1
+select max(found.id) as id from (
+  select g.id from gen_durable.gen_durable g
+   where g.correlation_key = :key::text and g.status = any (g.correlation_scope) and g.status = 'executing' and g.deleted_at is not null
+  union all
+  (select g.id from gen_durable.gen_durable g
+    where g.correlation_key = :key::text and g.deleted_at is not null
+      and (g.status = any (g.correlation_scope) and (g.deleted_at is null or g.status = 'executing')) is not true
+    order by g.id desc limit 1)) found

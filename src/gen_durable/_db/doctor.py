@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from shlex import quote
 from typing import Final
 
+import msgspec
+
 from .._core.compatibility import differing_steps
 from ..config import Settings
 from ..findings import Finding
-from . import admission, compatibility, migrate, workers
+from ..operations import WorkerInfo
+from . import admission, batches, compatibility, migrate, workers
 from .connector import PINNED
 from .plan import Plan, Row, Rows, in_schema, statements
 
-__all__ = ["examine", "outdated"]
+__all__ = ["CODES", "examine", "outdated"]
+
+CODES: Final = (
+    *("schema.version", "schema.open", "index.missing", "index.invalid", "table.bloat", "transaction.long"),
+    *("pooler.session", "clock.skew", "lease.stuck", "queue.paused", "queue.unserved", "queue.busy"),
+    *("machine.unknown", "machine.steps_differ", "step.unknown", "key.stuck", "limit.missing"),
+    *("schedule.overdue", "schedule.failing", "outbox.stuck", "outbox.dead", "undo.incomplete"),
+    *("batch.abandoned", "worker.silent", "worker.blocked"),
+)
+"""The codes of all checks."""
 
 _SQL = statements("doctor.sql")
 # Fewer dead rows are not reported: the table is small.
@@ -27,9 +39,15 @@ _LONG_TRANSACTION: Final = timedelta(minutes=5)
 # A worker fires a schedule within its poll_interval, and publishes an event at once.
 _LATE_SCHEDULE: Final = timedelta(minutes=1)
 _LATE_EVENT: Final = timedelta(minutes=5)
+# A process that runs a batch commits pages all the time.
+_IDLE_BATCH: Final = timedelta(minutes=1)
 # The most rows that a check counts, in a few milliseconds. At this number a finding says "at least".
 _MAX_COUNT: Final = 10_000
 _MAX_PER_CODE: Final = 20
+# Runnable rows of a machine, queue and version whose steps are read, from each end.
+_SAMPLE: Final = 500
+# How long an instance of a queue at capacity may have been due.
+_LONGEST_WAIT: Final = timedelta(minutes=5)
 # With a larger skew, times that a program passes (`eligible_at=`) are off noticeably.
 _SKEW: Final = timedelta(seconds=5)
 # Pinned settings that the statements rely on, and that get lost behind a pooler in transaction mode.
@@ -54,15 +72,19 @@ def examine(settings: Settings) -> Plan[list[Finding]]:
         _clock,
         _leases,
         _backlog,
+        _busy,
         _steps,
         _keys,
         _limits,
         _schedules,
+        _failing_schedules,
         _outbox,
         _dead_letters,
         _undo,
+        _batches,
         _workers,
         _releases,
+        _incompatible,
     )
     for check in checks:
         found += _shortened((yield from check(settings)))
@@ -256,7 +278,7 @@ def _leases(settings: Settings) -> Plan[list[Finding]]:
 
 
 def _backlog(settings: Settings) -> Plan[list[Finding]]:
-    rows = yield _SQL["backlog"]()
+    rows = yield _SQL["backlog"](most=_MAX_COUNT)
     return [*_paused(rows), *_unserved(rows), *_unknown(rows)]
 
 
@@ -294,13 +316,30 @@ def _unknown(rows: Rows) -> Iterator[Finding]:
             )
 
 
+def _busy(settings: Settings) -> Plan[list[Finding]]:
+    rows = yield _SQL["busy"](most=_MAX_COUNT, grace=_LONGEST_WAIT)
+    return [
+        Finding(
+            code="queue.busy",
+            severity="notice",
+            what=f"queue {row['queue']} is at capacity: {row['workers']} workers execute {row['running']} of "
+            f"{row['capacity']}; the first instance has been due since {_moment(row['since'])}",
+            fix=f"start workers, or raise it: gen-durable queues set {quote(row['queue'])} --concurrency N; "
+            "slow steps: gen-durable stats",
+            facts={name: row[name] for name in ("queue", "workers", "running", "capacity", "since")},
+        )
+        for row in rows
+    ]
+
+
 def _steps(settings: Settings) -> Plan[list[Finding]]:
-    rows = yield _SQL["steps"](most=_MAX_COUNT)
+    rows = yield _SQL["steps"](most=_MAX_COUNT, sample=_SAMPLE)
     return [
         Finding(
             code="step.unknown",
             what=f"no live worker has step {row['step']} of {row['fsm']} version {row['fsm_version']}; "
-            f"{_counted(row['count'], 'waiting instance')}; live workers have {', '.join(row['steps'])}",
+            f"{_counted(row['count'], 'waiting instance', is_cut=row['is_cut'] or None)}; "
+            f"live workers have {', '.join(row['steps'])}",
             fix=f'deploy the step, or name it in was="{row["step"]}" of the step that replaces it',
             facts={
                 "machine": row["fsm"],
@@ -368,6 +407,20 @@ def _schedules(settings: Settings) -> Plan[list[Finding]]:
     ]
 
 
+def _failing_schedules(settings: Settings) -> Plan[list[Finding]]:
+    rows = yield _SQL["failing_schedules"](most=_MAX_COUNT)
+    return [
+        Finding(
+            code="schedule.failing",
+            what=f"schedule {row['name']} inserted nothing at its last fire time: {row['last_error']}",
+            fix="correct it: gen-durable schedules add; or delete it: gen-durable schedules rm "
+            f"{quote(row['name'])}",
+            facts=dict(row),
+        )
+        for row in rows
+    ]
+
+
 def _outbox(settings: Settings) -> Plan[list[Finding]]:
     rows = yield _SQL["outbox"](grace=_LATE_EVENT, most=_MAX_COUNT)
     return [
@@ -417,6 +470,20 @@ def _undo(settings: Settings) -> Plan[list[Finding]]:
     ]
 
 
+def _batches(settings: Settings) -> Plan[list[Finding]]:
+    return [
+        Finding(
+            code="batch.abandoned",
+            severity="notice",
+            what=f"batch {row['id']} ({row['verb']}, {_counted(row['total'], 'instance')}) is not finished, and no "
+            f"process has run it since {_moment(row['since'])}{_last_error(row)}",
+            fix=f"continue it: gen-durable batches run {row['id']}; or end it: gen-durable batches stop {row['id']}",
+            facts=dict(row),
+        )
+        for row in (yield from batches.abandoned(_IDLE_BATCH, _MAX_PER_CODE + 1))
+    ]
+
+
 def _counted(count: int, noun: str, *, is_cut: bool | None = None) -> str:
     least = "at least " if (count >= _MAX_COUNT if is_cut is None else is_cut) else ""
     return f"{least}{count} {noun}{'' if count == 1 else 's'}"
@@ -431,6 +498,22 @@ def _moment(at: datetime) -> str:
 
 
 def _workers(settings: Settings) -> Plan[list[Finding]]:
+    found = yield from workers.list_workers()
+    return [*_silent(found), *_blocked(found)]
+
+
+def _blocked(found: Sequence[WorkerInfo]) -> Iterator[Finding]:
+    for each in found:
+        if each.is_live and each.blocked is not None:
+            yield Finding(
+                code="worker.blocked",
+                what=f"the event loop of worker {each.name} is {each.blocked}",
+                fix="use a plain `def` step or asyncio.to_thread for blocking code; the log has the stack",
+                facts={"worker": each.name, **msgspec.structs.asdict(each.blocked)},
+            )
+
+
+def _silent(found: Sequence[WorkerInfo]) -> list[Finding]:
     return [
         Finding(
             code="worker.silent",
@@ -439,7 +522,7 @@ def _workers(settings: Settings) -> Plan[list[Finding]]:
             fix="find out why its process ended; another worker takes over what it had leased",
             facts={"worker": each.name, "host": each.host, "pid": each.pid, "seen_at": each.seen_at},
         )
-        for each in (yield from workers.list_workers())
+        for each in found
         if not each.is_live
     ]
 
@@ -462,3 +545,23 @@ def _releases(settings: Settings) -> Plan[list[Finding]]:
         )
         for each in differing_steps(live)
     ]
+
+
+def _incompatible(settings: Settings) -> Plan[list[Finding]]:
+    """What live workers found at their start; one finding for all workers with the same code."""
+    by_text: defaultdict[tuple[str, str], list[tuple[str, datetime, Finding]]] = defaultdict(list)
+    for each in (yield from workers.incompatible()):
+        by_text[each[2].code, each[2].what].append(each)
+    found: list[Finding] = []
+    for same in by_text.values():
+        names = [name for name, _, _ in same]
+        _, since, finding = same[0]
+        noun = "worker" if len(names) == 1 else "workers"
+        found.append(
+            msgspec.structs.replace(
+                finding,
+                what=f"{noun} {', '.join(names)} found at {_moment(since)}: {finding.what}",
+                facts={**finding.facts, "workers": names, "since": since},
+            )
+        )
+    return found

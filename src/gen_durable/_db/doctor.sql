@@ -72,13 +72,47 @@ select count(*) as count, min(g.lease_expires_at) as since, (array_agg(g.id orde
  where g.status = 'executing' and g.lease_expires_at < statement_timestamp() - :grace::interval
 
 -- name: backlog
--- Runnable rows by queue and machine, and the workers that serve them; by the rules of explain.sql.
-with waiting as (
-  select g.queue, g.fsm, g.fsm_version, count(*) as count, count(*) filter (where g.eligible_at <= statement_timestamp()) as due
-    from gen_durable.gen_durable g where g.status = 'runnable' and not g.gated group by 1, 2, 3
+-- Runnable and parked rows by queue and machine, and the workers that serve them; by the rules of explain.sql. Parked rows are not
+-- due. At most :most are counted: of runnable rows per machine, queue, version and priority, of parked ones per machine, queue,
+-- version, status and step, by skip scans of gen_durable_machine and gen_durable_resting.
+{search.groups}, prioritized as (
+  (select g.fsm, g.queue, g.fsm_version, g.priority from gen_durable.gen_durable g
+    where g.status = 'runnable' and not g.gated order by g.fsm collate "C", g.queue, g.fsm_version, g.priority limit 1)
   union all
-  select g.queue, g.fsm, g.fsm_version, count(*), count(*) from gen_durable.gen_durable g
-   where g.status = 'runnable' and g.concurrency_key is not null and g.gated group by 1, 2, 3
+  select next.* from prioritized one cross join lateral (
+    select g.fsm, g.queue, g.fsm_version, g.priority from gen_durable.gen_durable g
+     where g.status = 'runnable' and not g.gated
+       and (g.fsm collate "C", g.queue, g.fsm_version, g.priority) > (one.fsm collate "C", one.queue, one.fsm_version, one.priority)
+     order by g.fsm collate "C", g.queue, g.fsm_version, g.priority limit 1) next
+), waiting as (
+  select one.queue, one.fsm, one.fsm_version, due.count + later.count as count, due.count as due
+    from (select * from prioritized limit 1000) one
+   cross join lateral (
+     select count(*) as count from (
+       select from gen_durable.gen_durable g
+        where g.status = 'runnable' and not g.gated and g.fsm collate "C" = one.fsm and g.queue = one.queue
+          and g.fsm_version = one.fsm_version and g.priority = one.priority and g.eligible_at <= statement_timestamp()
+        limit :most::int) row) due
+   cross join lateral (
+     select count(*) as count from (
+       select from gen_durable.gen_durable g
+        where g.status = 'runnable' and not g.gated and g.fsm collate "C" = one.fsm and g.queue = one.queue
+          and g.fsm_version = one.fsm_version and g.priority = one.priority and g.eligible_at > statement_timestamp()
+        limit :most::int - due.count) row) later
+  union all
+  select gated.queue, gated.fsm, gated.fsm_version, count(*), count(*) from (
+    select g.queue, g.fsm, g.fsm_version from gen_durable.gen_durable g
+     where g.status = 'runnable' and g.concurrency_key is not null and g.gated limit :most::int) gated
+   group by 1, 2, 3
+  union all
+  select groups.queue, groups.fsm, groups.fsm_version, parked.count, 0
+    from groups cross join lateral (
+      select count(*) as count from (
+        select from gen_durable.gen_durable g
+         where g.fsm collate "C" = groups.fsm and g.queue = groups.queue and g.fsm_version = groups.fsm_version
+           and g.status = groups.status and g.rest_step = groups.rest_step
+           and g.status not in ('runnable', 'executing') and g.deleted_at is null limit :most::int) row) parked
+   where groups.status in ('awaiting_signal', 'awaiting_children')
 ), backlog as (
   select queue, fsm, fsm_version, sum(count)::bigint as count, sum(due)::bigint as due from waiting group by 1, 2, 3
 )
@@ -96,46 +130,79 @@ select backlog.queue, backlog.fsm, backlog.fsm_version, backlog.count, backlog.d
             where w.expires_at > statement_timestamp() and not w.is_draining) each) serving_workers
  order by backlog.queue, backlog.fsm, backlog.fsm_version
 
+-- name: busy
+-- Queues whose first instance has been due for more than :grace, while all live workers that serve them execute as many steps as they
+-- can. At most :most leased rows are counted. Not while a worker serves a prefix: which queues it serves is not known.
+with in_flight as materialized (
+  select leased.locked_by, leased.queue, count(*) as count
+    from (select g.locked_by, g.queue from gen_durable.gen_durable g where g.status = 'executing' limit :most::int) leased
+   group by leased.locked_by, leased.queue
+), serving as materialized (
+  select served.queue, coalesce(q.concurrency, served.capacity) as capacity, w.capacity as total,
+         coalesce((select f.count from in_flight f where f.locked_by = w.name and f.queue = served.queue), 0) as running,
+         coalesce((select sum(f.count) from in_flight f where f.locked_by = w.name), 0) as all_running
+    from gen_durable.workers w
+   cross join lateral unnest(w.queues, w.capacities) as served (queue, capacity)
+    left join gen_durable.queues q on q.name = served.queue
+   where w.expires_at > statement_timestamp() and not w.is_draining and not coalesce(q.is_paused, false)
+     and not exists (select from gen_durable.workers p where p.expires_at > statement_timestamp() and p.prefixes <> '{}')
+)
+select busy.queue, busy.workers, busy.running, busy.capacity, first.eligible_at as since
+  from (select s.queue, count(*) as workers, sum(s.running)::bigint as running, sum(s.capacity)::bigint as capacity
+          from serving s group by s.queue
+        having bool_and(s.running >= s.capacity or coalesce(s.all_running >= s.total, false))) busy
+ cross join lateral (
+   select g.eligible_at from gen_durable.gen_durable g
+    where g.status = 'runnable' and not g.gated and g.queue = busy.queue
+    order by g.queue, g.priority, g.eligible_at, g.id limit 1) first
+ where first.eligible_at < statement_timestamp() - :grace::interval
+ order by busy.queue
+
 -- name: steps
--- Live rows by machine, version and step, of which live workers run the machine and version, but none of them has the step. Parked
--- rows are read by a skip scan of gen_durable_resting, once per machine, version, queue, status and step; runnable ones all.
-with recursive known as materialized (
+-- Live rows by machine, version and step, of which live workers run the machine and version, but none of them has the step. By skip
+-- scans of gen_durable_resting and gen_durable_machine. Of runnable rows, each machine, queue and version has its first and last :sample
+-- in the order of the pick read: rows that workers could not start are deferred, so they are among the last.
+{search.groups}, {search.runnable_groups}, known as materialized (
   select machine.fsm, machine.version, array_agg(distinct step.name order by step.name) as steps
     from gen_durable.workers w
    cross join lateral unnest(w.fsms, w.fsm_versions) with ordinality as machine (fsm, version, number)
    cross join lateral jsonb_array_elements_text(coalesce(w.fsm_steps -> (machine.number - 1)::int, '[]')) as step (name)
    where w.expires_at > statement_timestamp() and not w.is_draining
    group by 1, 2
-), resting as (
-  (select g.fsm, g.queue, g.fsm_version, g.status, g.rest_step from gen_durable.gen_durable g
-    where g.status not in ('runnable', 'executing') and g.deleted_at is null
-    order by g.fsm collate "C", g.queue, g.fsm_version, g.status, g.rest_step limit 1)
-  union all
-  select next.* from resting cross join lateral (
-    select g.fsm, g.queue, g.fsm_version, g.status, g.rest_step from gen_durable.gen_durable g
-     where g.status not in ('runnable', 'executing') and g.deleted_at is null
-       and (g.fsm collate "C", g.queue, g.fsm_version, g.status, g.rest_step)
-           > (resting.fsm collate "C", resting.queue, resting.fsm_version, resting.status, resting.rest_step)
-     order by g.fsm collate "C", g.queue, g.fsm_version, g.status, g.rest_step limit 1) next
 ), parked as (
-  select resting.fsm, resting.fsm_version, resting.rest_step as step, (
+  select groups.fsm, groups.fsm_version, groups.rest_step as step, (
            select count(*) from (
              select from gen_durable.gen_durable g
-              where g.status not in ('runnable', 'executing') and g.deleted_at is null and g.fsm collate "C" = resting.fsm
-                and g.queue = resting.queue and g.fsm_version = resting.fsm_version and g.status = resting.status
-                and g.rest_step = resting.rest_step limit :most::int) row) as count
-    from resting join known on known.fsm = resting.fsm and known.version = resting.fsm_version
-   where resting.status in ('awaiting_signal', 'awaiting_children') and resting.rest_step <> all (known.steps)
+              where g.status not in ('runnable', 'executing') and g.deleted_at is null and g.fsm collate "C" = groups.fsm
+                and g.queue = groups.queue and g.fsm_version = groups.fsm_version and g.status = groups.status
+                and g.rest_step = groups.rest_step limit :most::int) row) as count, false as is_cut
+    from groups join known on known.fsm = groups.fsm and known.version = groups.fsm_version
+   where groups.status in ('awaiting_signal', 'awaiting_children') and groups.rest_step <> all (known.steps)
+), runnable as (
+  select one.fsm, one.fsm_version, row.step, count(*) as count,
+         sum(count(*)) over (partition by one.fsm, one.fsm_version, one.queue) >= 2 * :sample::int as is_cut
+    from (select * from runnable_groups limit 1000) one
+    join known on known.fsm = one.fsm and known.version = one.fsm_version
+   cross join lateral (
+     select r.step from gen_durable.gen_durable r
+      where r.id = any (array(
+        (select g.id from gen_durable.gen_durable g
+          where g.status = 'runnable' and not g.gated and g.fsm collate "C" = one.fsm and g.queue = one.queue
+            and g.fsm_version = one.fsm_version order by g.priority, g.eligible_at, g.id limit :sample::int)
+        union
+        (select g.id from gen_durable.gen_durable g
+          where g.status = 'runnable' and not g.gated and g.fsm collate "C" = one.fsm and g.queue = one.queue
+            and g.fsm_version = one.fsm_version order by g.priority desc, g.eligible_at desc, g.id desc limit :sample::int)))) row
+   group by one.fsm, one.fsm_version, one.queue, row.step
+), gated as (
+  select one.fsm, one.fsm_version, one.step, count(*) as count, sum(count(*)) over () >= 2 * :sample::int as is_cut
+    from (select g.fsm, g.fsm_version, g.step from gen_durable.gen_durable g
+           where g.status = 'runnable' and g.concurrency_key is not null and g.gated limit 2 * :sample::int) one
+   group by one.fsm, one.fsm_version, one.step
 ), live as (
-  select g.fsm, g.fsm_version, g.step, count(*) as count from gen_durable.gen_durable g
-   where g.status = 'runnable' and not g.gated group by 1, 2, 3
-  union all
-  select g.fsm, g.fsm_version, g.step, count(*) from gen_durable.gen_durable g
-   where g.status = 'runnable' and g.concurrency_key is not null and g.gated group by 1, 2, 3
-  union all
-  select * from parked
+  select * from runnable union all select * from gated union all select * from parked
 )
-select live.fsm, live.fsm_version, live.step, sum(live.count)::bigint as count, known.steps
+select live.fsm, live.fsm_version, live.step, sum(live.count)::bigint as count, bool_or(live.is_cut) as is_cut, known.steps
   from live join known on known.fsm = live.fsm and known.version = live.fsm_version
  where live.step <> all (known.steps)
  group by live.fsm, live.fsm_version, live.step, known.steps
@@ -147,6 +214,12 @@ select count(*) as count, min(late.next_at) as since, (array_agg(late.name order
   from (select s.name, s.next_at from gen_durable.schedules s
          where s.paused_at is null and s.next_at < statement_timestamp() - :grace::interval
          order by s.next_at limit :most::int) late
+
+-- name: failing_schedules
+-- Schedules that could not insert at their last fire time. Skipped fire times are not failures.
+select s.name, s.last_error from gen_durable.schedules s
+ where s.paused_at is null and s.last_error not in ('an instance of it was still live', 'an instance had its key')
+ order by s.name limit :most::int
 
 -- name: outbox
 -- Late events by sink: due for long, or old and failed. Per sink (a skip scan of outbox_due, at most 1000) the first :most by

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -145,8 +145,11 @@ def dead_letter_failed(failed: Mapping[int, int]) -> Plan[set[str]]:
     return {row["queue"] for row in rows}
 
 
-def register(machines: Sequence[Description]) -> Plan[None]:
-    """Store machines for the reaper, and for producers and tools that know only names. Writes only what has changed."""
+def register(machines: Sequence[Description], histories: Collection[str] = ()) -> Plan[None]:
+    """Store machines for the reaper, and for producers and tools that know only names. Writes only what has changed.
+
+    `histories` has the names of those that keep their history.
+    """
     yield _SQL["register"](
         fsms=[each.definition.name for each in machines],
         versions=[each.definition.version for each in machines],
@@ -157,15 +160,22 @@ def register(machines: Sequence[Description]) -> Plan[None]:
         graphs=[_json(each.graph) for each in machines],
         defaults=[_json(_defaults(each.definition)) for each in machines],
         retentions=[_json(_retention(each.definition)) for each in machines],
+        max_attempts=[_json(_max_attempts(each.definition)) for each in machines],
         on_failures=[_json(_on_failure(each.definition)) for each in machines],
+        histories=[each.definition.name in histories for each in machines],
         state_schemas=[_json(each.state_schema) for each in machines],
+        signals=[_json(each.signals or None) for each in machines],
+        streams=[_json(each.streams or None) for each in machines],
         on_cancels=[_json(_on_cancel(each.definition)) for each in machines],
     )
 
 
 def _on_cancel(machine: MachineDef) -> dict[str, str] | None:
     return {
-        step.name: step.on_cancel for step in machine.steps.values() if step.on_cancel is not None
+        name: step.on_cancel
+        for step in machine.steps.values()
+        if step.on_cancel is not None
+        for name in (step.name, *step.was)
     } or None
 
 
@@ -188,6 +198,17 @@ def _defaults(machine: MachineDef) -> dict[str, object] | None:
 def _retention(machine: MachineDef) -> dict[str, float] | None:
     """How long ended instances are kept, in seconds; `None` if the machine declares nothing."""
     return {status: kept.total_seconds() for status, kept in machine.retention.items()} or None
+
+
+def _max_attempts(machine: MachineDef) -> dict[str, int] | None:
+    """After how many executions each step has failed; `None` if no step has a limit."""
+    found = {
+        name: step.retry.max_attempts
+        for step in machine.steps.values()
+        if step.retry is not None
+        for name in (step.name, *step.was)
+    }
+    return found or None
 
 
 def _on_failure(machine: MachineDef) -> dict[str, str] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from shlex import quote
 
 import msgspec
 
@@ -71,6 +72,11 @@ def _translated(error: StatementError, new: NamedInsert) -> Exception | None:
         return KeyTakenError(key or "", new.fsm, facts["fsm"], facts["id"])
     if error.sqlstate == LIMIT_REFUSED:
         facts = error.facts()
+        if facts["burst"] is None:
+            name = facts["name"]
+            return UsageError(
+                f"there is no rate limit '{name}'", f"set it: gen-durable limits set {quote(name)}=100/1m"
+            )
         return LimitError(facts["name"], facts["weight"], facts["burst"])
     if is_data(error):
         problem = error.message.removeprefix("nothing was inserted: element 1: ")

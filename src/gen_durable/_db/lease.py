@@ -12,10 +12,11 @@ from .._core.model import Lease, Redirect
 from ..config import RecordLevel, Settings
 from . import admission
 from .insert import dead_letter_failed
-from .plan import Plan, Rows, statements
+from .plan import Plan, Row, Rows, statements
 from .signals import sweep
 
 __all__ = [
+    "Crash",
     "CrashPolicy",
     "Expired",
     "Reaped",
@@ -66,6 +67,20 @@ class Redirected(msgspec.Struct, frozen=True, gc=False):
     redirect: Redirect
 
 
+class Crash(msgspec.Struct, frozen=True, gc=False):
+    """An execution that a reap has ended, as the rollups count it."""
+
+    fsm: str
+    version: int
+    step: str
+    outcome: str
+    cause: str | None
+    to_step: str
+    became: str
+    """The status of the instance now, or where it went instead of ending."""
+    execution: int
+
+
 class Reaped(msgspec.Struct, frozen=True, gc=False):
     """The result of one reap."""
 
@@ -77,6 +92,7 @@ class Reaped(msgspec.Struct, frozen=True, gc=False):
     """Instances that went to an undo or `on_cancel` step instead of ending."""
     moved: list[int] = []
     """Instances that reached the crash limit and continue at the `on_failure` of their step."""
+    crashes: list[Crash] = []
 
 
 class Suspect(msgspec.Struct, frozen=True, gc=False):
@@ -199,7 +215,27 @@ def _reclaimed(rows: Rows) -> Plan[Reaped]:
         for row in rows
         if row["redirect"] is not None
     ]
-    return Reaped([row["id"] for row in rows], list(capped), queues, redirected, moved)
+    return Reaped(
+        [row["id"] for row in rows], list(capped), queues, redirected, moved, [_crash(row) for row in rows]
+    )
+
+
+def _crash(row: Row) -> Crash:
+    verdict = row["verdict"]
+    outcome = {"cancelled": "cancelled", "requeued": "lease", "unwound": row["redirect"]}.get(
+        verdict, "poison"
+    )
+    causes = {"lease": "crash", "poison": "poison", "undo": "poison"}
+    return Crash(
+        row["fsm"],
+        row["fsm_version"],
+        row["step"],
+        outcome,
+        causes.get(outcome),
+        row["next_step"] if verdict == "moved" else "",
+        row["redirect"] or row["status"],
+        row["execution"],
+    )
 
 
 def has_deleted() -> Plan[bool]:

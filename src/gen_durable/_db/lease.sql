@@ -65,12 +65,16 @@ select g.id, g.lease_expires_at, g.parent_id, g.concurrency_key from gen_durable
 --            has the rows as they are under the lock.
 -- An on_failure step comes before undo: the instance does not end.
 -- A row that is moved makes a transition, like a worker's Next, but consumes no signal: it is unknown what the step has received.
+-- Of a machine that keeps its history, the record has the state, as in `recorded` of commit.sql. The condition is that of the
+-- function keeps_history, which would be called for each row.
 -- Later statements of the transaction: dead letters of the failed, sweep their inboxes, ungate the freed keys.
 -- Instances that go to an on_cancel or undo step instead of ending are moved by `unwind`.
 -- The alert event of poison has the negative number of the execution as `n`: a retried instance may commit the same transition
 -- with events of its own, or fail as poison again.
 judged as materialized (
   select orphaned.*, m.retention, m.on_failure ->> orphaned.step as next_step,
+         exists (select from gen_durable.machines newer
+                  where newer.fsm = orphaned.fsm and newer.fsm_version >= orphaned.fsm_version and newer.keeps_history) as keeps_history,
          case when orphaned.is_cancelled then 'cancelled' when orphaned.crash_count < :crash_limit::int - 1 then 'requeued'
               when m.on_failure ->> orphaned.step is not null then 'moved' else 'failed' end as verdict,
          text.message, jsonb_build_object('type', 'Poison', 'message', text.message, 'traceback', '[]'::jsonb,
@@ -93,6 +97,8 @@ judged as materialized (
          crash_count = case when judged.verdict = 'moved' then 0 else least(g.crash_count, 2147483646) + 1 end,
          awaits = case when judged.verdict <> 'moved' then g.awaits end,
          timed_out = g.timed_out and judged.verdict <> 'moved',
+         checkpoint = case when judged.verdict <> 'moved' then g.checkpoint end,
+         progress = case when judged.verdict <> 'moved' then g.progress end,
          rate_limit = case when judged.verdict <> 'moved' then g.rate_limit end,
          weight = case when judged.verdict <> 'moved' then g.weight end,
          lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null,
@@ -105,18 +111,23 @@ judged as materialized (
          updated_at = statement_timestamp()
     from judged
    where g.id = judged.id and (judged.verdict = 'moved' or not gen_durable.crash_redirects(
-           g.undo_steps, g.compensation, judged.is_cancelled, judged.verdict = 'failed'))
+           g.undo_steps, g.compensation, g.deleted_at is not null, judged.is_cancelled, judged.verdict = 'failed'))
   returning g.id, g.fsm, judged.step, g.status, g.queue, g.concurrency_key, g.parent_id, g.parent_round, g.has_signals,
             g.status in ('failed', 'cancelled') as has_ended, judged.verdict, judged.next_step, judged.step_seq, judged.execution,
             judged.attempt, judged.locked_by, judged.leased_at, judged.lease_expires_at, judged.started_at, g.last_error,
-            g.cancelled_by, g.cancel_reason, g.fsm_version, g.correlation_key
+            g.cancelled_by, g.cancel_reason, g.fsm_version, g.correlation_key, judged.keeps_history,
+            case when judged.keeps_history and judged.verdict = 'moved' then g.state end as state,
+            case when judged.keeps_history and judged.verdict <> 'requeued' and judged.step_seq = 0 then g.state end as state_before
 ), recorded as (
-  insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
-                                      leased_at, lease_expires_at, started_at, finished_at)
+  insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, to_step, cause, lease_owner,
+                                      leased_at, lease_expires_at, started_at, finished_at, state, state_version,
+                                      state_before, state_before_version)
   select id, step_seq + 1, execution, attempt, case when verdict = 'moved' then 'DONE' else 'ABORTED' end,
-         case verdict when 'cancelled' then 'cancelled' when 'requeued' then 'lease' else 'poison' end, step, locked_by,
-         leased_at, lease_expires_at, started_at, statement_timestamp()
-    from reaped where :record::text <> 'off'
+         case verdict when 'cancelled' then 'cancelled' when 'requeued' then 'lease' else 'poison' end, step,
+         case when verdict = 'moved' then next_step end,
+         case verdict when 'requeued' then 'crash' when 'moved' then 'poison' when 'failed' then 'poison' end, locked_by, leased_at, lease_expires_at, started_at, statement_timestamp(), state, case when state is not null then fsm_version end,
+         state_before, case when state_before is not null then fsm_version end
+    from reaped where :record::text <> 'off' or keeps_history
 ), audited as (
   insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
   select id, case status when 'cancelled' then 'cancelled' when 'failed' then 'failed' else 'crashed' end,
@@ -141,22 +152,23 @@ judged as materialized (
            where has_ended and parent_id is not null having count(*) > 0) ended
    cross join lateral gen_durable.join_parents(ended.parents, ended.rounds) as queue
 ), unwound as materialized (
-  select g.id, g.fsm, g.step, unwound.redirect, unwound.status, g.queue, g.concurrency_key, g.attempt
+  select g.id, g.fsm, g.step, unwound.redirect, unwound.status, g.queue, g.concurrency_key, g.attempt, g.fsm_version, g.execution
     from judged join gen_durable.gen_durable g on g.id = judged.id
    cross join lateral gen_durable.unwind(
            g.id, case when judged.crash_count >= :crash_limit::int - 1 then 'failed'::gen_durable.durable_status end, false,
            case when not judged.is_cancelled then 'poison: ' || judged.message end, judged.poison, 'poison', null, null, null, null,
-           :record::text) as unwound
+           :record::text, false) as unwound
    where judged.verdict <> 'moved'
-     and gen_durable.crash_redirects(g.undo_steps, g.compensation, judged.is_cancelled, judged.verdict = 'failed')
+     and gen_durable.crash_redirects(
+           g.undo_steps, g.compensation, g.deleted_at is not null, judged.is_cancelled, judged.verdict = 'failed')
 )
 select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped.verdict, reaped.queue, reaped.concurrency_key,
        reaped.has_ended and reaped.has_signals as has_inbox, least(reaped.attempt, 2147483646) + 1 as attempts,
-       (select released.queues from released) as released, null::text as redirect
+       (select released.queues from released) as released, null::text as redirect, reaped.fsm_version, reaped.execution, reaped.next_step
   from reaped
  union all
 select unwound.id, unwound.fsm, unwound.step, unwound.status, 'unwound', unwound.queue, unwound.concurrency_key, false,
-       least(unwound.attempt, 2147483646) + 1, null, unwound.redirect
+       least(unwound.attempt, 2147483646) + 1, null, unwound.redirect, unwound.fsm_version, unwound.execution, null
   from unwound
 
 -- part: orphaned_columns

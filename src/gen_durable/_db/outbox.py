@@ -13,10 +13,27 @@ from .._core.model import CommitEntry, EventRow
 from .chunking import chunks
 from .plan import Plan, Row, Statement, fill, parts, statements
 
-__all__ = ["Leased", "Mark", "emit", "lease", "list_events", "list_statement", "mark", "replay"]
+__all__ = [
+    "Leased",
+    "Mark",
+    "are_earlier_complete",
+    "dead_letters",
+    "dead_upwards",
+    "emit",
+    "lease",
+    "list_events",
+    "list_statement",
+    "mark",
+    "newest",
+    "replay",
+    "tail",
+    "tail_statement",
+]
 
 _SQL = statements("outbox.sql")
 _PARTS = parts("outbox.sql")
+
+_FILTERS = ("instance_id", "sink", "type", "since", "before")
 
 Verdict: TypeAlias = Literal["published", "dead", "again", "released"]
 
@@ -94,7 +111,10 @@ def mark(sink: str, marks: Sequence[Mark], lease_token: int) -> Plan[int]:
 
 
 def list_events(wanted: Mapping[str, object], demand: int) -> Plan[Sequence[Row]]:
-    """Read events, newest first. `wanted` has `instance_id`, `sink`, `state` and `before`; `None`: any."""
+    """Read events, newest first.
+
+    `wanted` has `instance_id`, `sink`, `type`, `state`, `since` and `before`; `None`: any.
+    """
     given = frozenset(name for name, value in wanted.items() if value is not None)
     return (yield list_statement(given, str(wanted["state"] or "any_state"))(**wanted, demand=demand))
 
@@ -106,8 +126,10 @@ def list_statement(given: frozenset[str], state: str) -> Statement:
     states = (
         ("unpublished", "published") if (state, given >= {"instance_id"}) == ("any_state", True) else (state,)
     )
-    fields = "".join(_PARTS[f"on_{name}"] for name in ("instance_id", "sink", "before") if name in given)
+    fields = "".join(_PARTS[f"on_{name}"] for name in _FILTERS if name in given)
     unordered = {"pending", "unpublished"} | ({"dead"} if "instance_id" in given else set())
+    if "since" in given:  # a range of numbers is not too long to be walked
+        unordered = set()
     sources = [
         fill(
             _PARTS["events_sorted" if one in unordered else "events"],
@@ -116,6 +138,49 @@ def list_statement(given: frozenset[str], state: str) -> Statement:
         for one in states
     ]
     return Statement("list_events", fill(_PARTS["list_events"], {"sources": "union all\n".join(sources)}))
+
+
+def newest(after: int) -> Plan[tuple[int, int] | None]:
+    """The number of the newest event after another one, and an xid; `None` if there is none.
+
+    Once transactions with smaller xids have ended, no event up to that number can appear any more.
+    """
+    for row in (yield _SQL["newest_event"](after=after)):
+        return row["id"], row["xid"]
+    return None
+
+
+def are_earlier_complete(xid: int) -> Plan[bool]:
+    """Whether all transactions with smaller xids have ended."""
+    (row,) = yield _SQL["are_earlier_complete"](xid=xid)
+    return bool(row["are_complete"])
+
+
+def tail(wanted: Mapping[str, object], after: int, until: int, demand: int) -> Plan[Sequence[Row]]:
+    """Read events between two numbers, oldest first. `wanted` has `instance_id`, `sink` and `state`; `None`: any."""
+    given = frozenset(name for name, value in wanted.items() if value is not None)
+    statement = tail_statement(given, str(wanted["state"] or "any_state"))
+    return (yield statement(**wanted, after=after, until=until, demand=demand))
+
+
+@cache
+def tail_statement(given: frozenset[str], state: str) -> Statement:
+    """Compose the statement that reads events in order, by these filters and this state."""
+    names = [f"on_{name}" for name in ("instance_id", "sink") if name in given]
+    conditions = "".join(_PARTS[name] for name in [f"on_{state}", *names])
+    return Statement("tail_events", fill(_PARTS["tail_events"], {"conditions": conditions}))
+
+
+def dead_letters(sink: str | None) -> Plan[tuple[int, int]]:
+    """Return how many dead letters there are, and the number of the newest one; 0 if there is none."""
+    (row,) = yield _SQL["count_dead"](sink=sink)
+    return row["count"], row["newest"]
+
+
+def dead_upwards(sink: str | None, demand: int, after: int, newest: int) -> Plan[list[int]]:
+    """The numbers of the next dead letters above `after`, ascending."""
+    rows = yield _SQL["dead_upwards"](sink=sink, demand=demand, after=after, newest=newest)
+    return [row["id"] for row in rows]
 
 
 def replay(ids: Sequence[int], reason: str | None = None, actor: str | None = None) -> Plan[int]:

@@ -80,6 +80,17 @@ update gen_durable.executions e set status = 'DONE'
          where o.instance_id = done.instance_id and o.step_seq = done.step_seq and o.published_at is null
            and o.dead_at is null limit 1) is null
 
+-- name: newest_event
+-- The newest event after :after that is visible, and an xid that is assigned now. Every transaction that has inserted an earlier event,
+-- or is about to, has a smaller xid: it wrote before it took the number of its event, and that number is smaller than one that is
+-- committed. pg_snapshot_xmax() would not do: transactions with larger xids may be running. No row: there is no newer event.
+select newest.id, pg_current_xact_id()::text::bigint as xid
+  from (select o.id from gen_durable.outbox o where o.id > :after::bigint order by o.id desc limit 1) newest
+
+-- name: are_earlier_complete
+-- Whether all transactions with smaller xids have ended. A later statement sees what they have committed.
+select pg_snapshot_xmin(pg_current_snapshot())::text::bigint > :xid::bigint as are_complete
+
 -- part: list_events
 -- Events, newest first. outbox.py composes the statement from the given filters, so that each source uses one index.
 select found.id, found.instance_id, found.step_seq, found.n, found.sink, found.type, found.subject, found.data::text as data,
@@ -88,6 +99,15 @@ select found.id, found.instance_id, found.step_seq, found.n, found.sink, found.t
   from (
 {sources}
 ) found order by found.id desc limit :demand::int
+
+-- part: tail_events
+-- Events in the order of their numbers, after :after up to :until. outbox.py composes the statement from the given filters.
+select o.id, o.instance_id, o.step_seq, o.n, o.sink, o.type, o.subject, o.data::text as data, o.created_at, o.next_at, o.attempts,
+       o.last_error, o.published_at,
+       case when o.published_at is not null then 'published' when o.dead_at is not null then 'dead' else 'pending' end as state
+  from gen_durable.outbox o
+ where o.id > :after::bigint and o.id <= :until::bigint {conditions}
+ order by o.id limit :demand::int
 
 -- part: events
 (select * from gen_durable.outbox o where true {conditions} order by o.id desc limit :demand::int)
@@ -100,6 +120,10 @@ select found.id, found.instance_id, found.step_seq, found.n, found.sink, found.t
 and o.instance_id = :instance_id::bigint
 -- part: on_sink
 and o.sink = :sink::text
+-- part: on_type
+and o.type = :type::text
+-- part: on_since
+and o.id >= :since::bigint
 -- part: on_before
 and o.id < :before::bigint
 -- part: on_pending
@@ -112,18 +136,17 @@ and o.published_at is null
 and o.published_at is not null
 -- part: on_any_state
 
+-- name: count_dead
+-- The number of dead letters, by outbox_dead, and the newest one.
+select count(*) as count, coalesce(max(o.id), 0) as newest from gen_durable.outbox o
+ where o.dead_at is not null and (:sink::text is null or o.sink = :sink::text)
+
+-- name: dead_upwards
+-- The next dead letters in the order of their numbers, by outbox_dead.
+select o.id from gen_durable.outbox o
+ where o.dead_at is not null and o.id > :after::bigint and o.id <= :newest::bigint and (:sink::text is null or o.sink = :sink::text)
+ order by o.id limit :demand::int
+
 -- name: replay_events
 -- Publish dead or published events again, with the same ids, in the order of their streams.
-with replayed as (
-  update gen_durable.outbox o
-     set published_at = null, dead_at = null, attempts = 0, last_error = null, lease_token = null,
-         next_at = statement_timestamp()
-   where o.id = any (:ids::bigint[]) and (o.published_at is not null or o.dead_at is not null)
-  returning o.id, o.instance_id, o.sink
-), audited as (
-  insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
-  select r.instance_id, 'replayed', gen_durable.checked_actor(:actor::text), gen_durable.short_reason(:reason::text),
-         jsonb_build_object('number', r.id, 'sink', r.sink)
-    from replayed r where (select s.audit from gen_durable.settings s) >= 'failures'
-)
-select id from replayed
+select replayed.id from gen_durable.replay_rows(:ids::bigint[], :reason::text, :actor::text, '{}') as replayed (id)

@@ -34,6 +34,7 @@ __all__ = [
     "pick_with_admission",
     "prefix_upper_bound",
     "signal_content",
+    "undo_starts",
 ]
 
 _SQL = statements("pick.sql")
@@ -207,6 +208,8 @@ class _Details(msgspec.Struct, array_like=True, frozen=True, gc=False):
     traceparent: str | None
     inserted_at: datetime | None
     failure: str | None
+    is_compensating: bool
+    checkpoint: str | None
 
 
 _details = msgspec.json.Decoder(_Details).decode
@@ -239,7 +242,7 @@ def _executions(rows: Rows, lease_token: int) -> list[Execution]:
     """Leased rows as executions. The columns are read by position, which costs half as much as by name."""
     found: list[Execution] = []
     for row in rows:
-        _, _, id, fsm, version, step, step_seq, attempt, state, queue, number, leased_at, details = (
+        _, _, id, fsm, version, step, step_seq, attempt, state, queue, number, leased_at, due_at, details = (
             row.values()
         )
         if details is None:
@@ -254,6 +257,7 @@ def _executions(rows: Rows, lease_token: int) -> list[Execution]:
                 state,
                 queue,
                 leased_at=leased_at,
+                due_at=due_at,
                 number=number,
             )
         else:
@@ -269,6 +273,7 @@ def _executions(rows: Rows, lease_token: int) -> list[Execution]:
                 state,
                 queue,
                 leased_at=leased_at,
+                due_at=due_at,
                 number=number,
                 awaits=more.awaits,
                 timed_out=more.timed_out,
@@ -283,6 +288,8 @@ def _executions(rows: Rows, lease_token: int) -> list[Execution]:
                 traceparent=more.traceparent,
                 inserted_at=more.inserted_at,
                 failure=more.failure,
+                is_compensating=more.is_compensating,
+                checkpoint=more.checkpoint,
             )
         found.append(execution)
     return found
@@ -329,6 +336,16 @@ def child_content(id: int, ids: Sequence[int]) -> Plan[dict[int, ChildContent]]:
     """Read states and results of children of one instance."""
     rows = yield _SQL["child_content"](id=id, ids=ids)
     return {row["id"]: ChildContent(row["status"], row["state"], row["result"]) for row in rows}
+
+
+def undo_starts(executions: Sequence[Execution]) -> Plan[dict[int, str]]:
+    """Of executions at undo steps, return those whose undo a client has started, with the step of the cancel, by id."""
+    rows = yield _SQL["undo_starts"](
+        ids=[one.id for one in executions],
+        step_seqs=[one.step_seq for one in executions],
+        numbers=[one.number for one in executions],
+    )
+    return {row["id"]: row["step"] for row in rows}
 
 
 def _by_target(rows: Rows) -> Mapping[int, tuple[SignalRow, ...]]:

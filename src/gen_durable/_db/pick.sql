@@ -87,7 +87,7 @@ moment as materialized (
 --   scanned    by a skip scan: one probe per priority, also for priorities of future rows. The scan stops after 100 priorities,
 --              unless the queue has many due rows.
 --   due_rows   the due rows of such a queue, at most 10,001; read only if the scan has come to 100 priorities
---   priority   the scanned priorities, and then those of the due rows. Priority 0 is not in the index of due_rows.
+--   priority   the scanned priorities, and then those of the due rows. The index of due_rows has no rows of priorities -10 to 10.
 -- A pick reads only as many priorities as it needs for its rows.
 scanned as (
   (select 1 as number, g.priority as value, g.eligible_at as since, g.id as first from gen_durable.gen_durable g
@@ -102,14 +102,14 @@ scanned as (
    where scanned.number < 100 or (select count(*) from due_rows) > 10000
 ), due_rows as materialized (
   select g.priority from gen_durable.gen_durable g
-   where g.status = 'runnable' and not g.gated and g.priority <> 0 and g.queue = :queue
+   where g.status = 'runnable' and not g.gated and g.priority not between -10 and 10 and g.queue = :queue
      and g.eligible_at <= (select now from moment)
    order by g.eligible_at limit 10001
 ), priority as (
   select scanned.value, scanned.since, scanned.first from scanned
   union all
   select later.value, timestamptz '-infinity', 0 from (
-    select due_rows.priority as value from due_rows union select 0 order by value) later
+    select due_rows.priority as value from due_rows union select generate_series(-10, 10) order by value) later
    where later.value > (select max(scanned.value) from scanned having count(*) >= 100)
 )
 
@@ -301,13 +301,15 @@ leased as (
          execution = least(g.execution, 2147483646) + 1, updated_at = (select now from moment)
     from granted where g.id = granted.id
   returning granted.position, g.id, g.fsm, g.fsm_version, g.step, g.step_seq, g.attempt, g.state, g.queue, g.execution, g.leased_at,
+            date_part('epoch', greatest(g.eligible_at, '1970-01-01 00:00+00')) as due_at,
             case when g.has_signals or g.timed_out or :traced::boolean
                    or num_nonnulls(g.awaits, g.spawn_round, g.parent_id, g.concurrency_key, g.correlation_key, g.max_attempts,
-                                   g.fire_time, g.rate_limit, g.traceparent, g.failure) > 0
+                                   g.fire_time, g.rate_limit, g.traceparent, g.failure, g.compensation, g.checkpoint) > 0
                  then json_build_array(
                         g.awaits, g.timed_out, g.has_signals, coalesce(g.spawn_round = g.step_seq, false), g.parent_id,
-                        g.concurrency_key, g.correlation_key, g.max_attempts, g.fire_time, g.rate_limit, g.traceparent,
-                        case when :traced::boolean then g.inserted_at end, g.failure::text) end as details
+                        g.concurrency_key, g.correlation_key, case when g.compensation is null then g.max_attempts end, g.fire_time, g.rate_limit, g.traceparent,
+                        case when :traced::boolean then g.inserted_at end, g.failure::text,
+                        g.compensation is not null, g.checkpoint::text) end as details
 )
 
 -- part: audited
@@ -346,11 +348,19 @@ refused as (
 -- part: result
 -- The caller sorts by position: UPDATE returns rows in no particular order.
 select 'leased' as kind, leased.position, leased.id, leased.fsm, leased.fsm_version, leased.step, leased.step_seq, leased.attempt,
-       leased.state::text as state, leased.queue, leased.execution, leased.leased_at, leased.details::text as details
+       leased.state::text as state, leased.queue, leased.execution, leased.leased_at, leased.due_at, leased.details::text as details
   from leased
 union all
-select notices.kind, null, notices.id, notices.fsm, null, notices.step, null, null, null, notices.queue, null, null, notices.details
+select notices.kind, null, notices.id, notices.fsm, null, notices.step, null, null, null, notices.queue, null, null, null, notices.details
   from notices
+
+-- name: undo_starts
+-- Of leased rows, those whose undo a cancel by a client has started, if this is their first execution since; `step` is where the
+-- cancel met them. The record of that transition has no worker. Called only for rows at undo steps.
+select e.instance_id as id, e.step from unnest(:ids::bigint[], :step_seqs::bigint[], :numbers::int[]) as leased (id, step_seq, number)
+  join gen_durable.executions e
+    on e.instance_id = leased.id and e.step_seq = leased.step_seq and e.status = 'DONE' and e.execution = leased.number - 1
+ where e.outcome = 'undo' and e.lease_owner is null
 
 -- name: inboxes
 -- The unread signals of leased rows, oldest first. Called only for rows with has_signals. Payloads of awaited signals are

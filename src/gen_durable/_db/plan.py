@@ -33,7 +33,7 @@ Row: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = Sequence[Row]
 
 _SECTION = re.compile(r"^-- (name|part): (\w+)\n", re.MULTILINE)
-_PART = re.compile(r"\{(\w+)\}")
+_PART = re.compile(r"\{(?:(\w+)\.)?(\w+)\}")
 _COMMENT = re.compile(r"--[^\n]*")
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
 _SCHEMA = re.compile(r"\bgen_durable\.")
@@ -96,8 +96,8 @@ def statements(file: str) -> Mapping[str, Statement]:
     """Read the statements of one `.sql` file of this package, by name.
 
     `-- name: x` begins a statement. `-- part: x` begins text that several statements share: whole CTEs, or a whole
-    query. `{x}` in a statement is replaced by it. Statements name the schema `gen_durable`. One without parts also runs
-    in psql, with a semicolon: a parameter `:ids` is the psql variable `ids`.
+    query. `{x}` in a statement is replaced by it, `{search.x}` by a part of search.sql. Statements name the schema
+    `gen_durable`. One without parts also runs in psql, with a semicolon: a parameter `:ids` is the psql variable `ids`.
     """
     shared = parts(file)
     return {name: Statement(name, fill(text, shared)) for name, text in _sections(file, "name").items()}
@@ -109,8 +109,8 @@ def parts(file: str) -> Mapping[str, str]:
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """Replace each `{x}` by its value."""
-    return _PART.sub(lambda match: values[match[1]], text)
+    """Replace each `{x}` by its value, and each `{file.x}` by a part of that file."""
+    return _PART.sub(lambda match: (parts(f"{match[1]}.sql") if match[1] else values)[match[2]], text)
 
 
 def _sections(file: str, wanted: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -53,7 +54,7 @@ class Database:
         pool: ConnectionPool,
         watchdog: Watchdog,
         pins: Mapping[str, str] | None,
-        count: Callable[[], int],
+        connector: Connector,
     ) -> None:
         self.schema = schema
         self.watchdog = watchdog
@@ -61,12 +62,17 @@ class Database:
         self._pool = pool
         # The settings that each transaction has to set, because behind a pooler no session is ours.
         self._pins = pins
-        self._count = count
+        self._connector = connector
 
     @property
     def connects(self) -> int:
         """How many connections it has opened. While this is unchanged, no connection was replaced."""
-        return self._count()
+        return self._connector.connects
+
+    @property
+    def where(self) -> str:
+        """The DSN of the latest connect; the function of a DSN may return another one each time."""
+        return self._connector.where
 
     @classmethod
     async def open(
@@ -83,6 +89,7 @@ class Database:
         watchdog: Watchdog | None = None,
         pooler: Pooler = "none",
         for_effects: bool = False,
+        only_reads_for: timedelta | None = None,
     ) -> Self:
         """Make a pool of at most `size` connections; open the first one if `connect_now`.
 
@@ -101,12 +108,16 @@ class Database:
             watchdog: the watchdog of another pool, to share; by default a new one.
             pooler: the pooler in front of PostgreSQL.
             for_effects: whether effects run on the connections; each session is reset after use.
+            only_reads_for: if given, the connections are read-only, and a statement is cancelled after this time.
 
         Raises:
             UnreachableError: the database cannot be reached.
         """
         is_pooled = pooler == "transaction"
         pins = {**PINNED, "lock_timeout": lock_timeout}
+        if only_reads_for is not None:
+            limit = f"{round(only_reads_for.total_seconds() * 1000)}ms"
+            pins |= {"default_transaction_read_only": "on", "statement_timeout": limit}
         unpinned = {"search_path"} if for_effects else set()
         bounds = reply_timeouts or ReplyTimeouts.of(Settings().lease, is_pooled=is_pooled)
         at_start = None if is_pooled else {name: pins[name] for name in pins if name not in unpinned}
@@ -133,7 +144,7 @@ class Database:
             name, connect_for_effects if is_cleaned else connector, size, clean if is_cleaned else None
         )
         watchdog = watchdog or Watchdog(Connector(dsn, bounds, at_start, **options), bounds)
-        made = cls(schema, pool, watchdog, pins if is_pooled else None, lambda: connector.connects)
+        made = cls(schema, pool, watchdog, pins if is_pooled else None, connector)
         failures: tuple[type[Exception], ...] = (*asyncpg_failures(), StatementError, ValueError)
         problem = None
         if connect_now:
@@ -175,6 +186,14 @@ class Database:
         async with (
             _Acquired(self._pool, self.watchdog) as conn,
             _Transaction(conn, self._settings(lock_timeout)),
+        ):
+            return await run_asyncpg(conn, plan, self.schema)
+
+    async def run_snapshot(self, plan: Plan[T]) -> T:
+        """Run a plan of reads whose statements all see the database as it is at the first one."""
+        async with (
+            _Acquired(self._pool, self.watchdog) as conn,
+            _Transaction(conn, self._settings(), mode="repeatable read, read only"),
         ):
             return await run_asyncpg(conn, plan, self.schema)
 
@@ -244,10 +263,14 @@ class _Acquired:
 class _Transaction:
     """BEGIN ISOLATION LEVEL READ COMMITTED … COMMIT, for `async with`."""
 
-    def __init__(self, conn: Any, settings: Mapping[str, str], *, for_effects: bool = False) -> None:
+    def __init__(
+        self, conn: Any, settings: Mapping[str, str], *, for_effects: bool = False, mode: str | None = None
+    ) -> None:
         self._conn = conn
         self._settings = settings
         self._for_effect = for_effects
+        # Isolation level and access mode instead of those that the settings need.
+        self._mode = mode
 
     async def __aenter__(self) -> None:
         try:
@@ -260,11 +283,14 @@ class _Transaction:
             raise
 
     def _begin(self) -> str:
-        # READ WRITE only where the session does not pin it: behind a pooler, and where an effect might change it.
+        # The access mode only where the session does not pin it: behind a pooler, and where an effect might change it.
         is_pooled = "default_transaction_read_only" in self._settings
-        sets_mode = is_pooled or self._for_effect
+        access = ""
+        if is_pooled or self._for_effect:
+            is_read_only = self._settings.get("default_transaction_read_only") == "on"
+            access = " read only" if is_read_only else " read write"
         settings = dict(self._settings)
-        statements = [f"begin isolation level read committed{' read write' if sets_mode else ''}"]
+        statements = [f"begin isolation level {self._mode or f'read committed{access}'}"]
         if is_pooled and has_newer(self._conn):
             settings |= NEWER
         if self._for_effect:

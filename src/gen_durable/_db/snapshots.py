@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from .plan import Plan, Row, statements
 
 __all__ = [
     "audit",
+    "briefs",
+    "children_counts",
     "children_of",
     "children_summary",
     "details",
     "executions",
-    "finished_or_parked",
     "get",
     "inbox",
+    "messages",
+    "newest_children",
+    "newest_executions",
     "now",
+    "pulse",
 ]
 
 _SQL = statements("snapshots.sql")
@@ -45,9 +50,40 @@ def details(id: int) -> Plan[Row | None]:
     return rows[0] if rows else None
 
 
+def briefs(ids: Sequence[int]) -> Plan[Sequence[Row]]:
+    """Read instances for a list, newest first, without states and results."""
+    return (yield _SQL["briefs"](ids=ids))
+
+
 def inbox(id: int) -> Plan[Sequence[Row]]:
     """Count the unread signals of one instance by name."""
     return (yield _SQL["inbox"](id=id))
+
+
+def messages(id: int, most: int) -> Plan[Sequence[Row]]:
+    """Read the newest unread signals of one instance, oldest first."""
+    return (yield _SQL["messages"](id=id, most=most))
+
+
+def newest_children(id: int, most: int) -> Plan[Sequence[Row]]:
+    """Read the newest children of one instance, oldest first, without states and results."""
+    return (yield _SQL["newest_children"](id=id, most=most))
+
+
+def children_counts(id: int) -> Plan[Sequence[Row]]:
+    """Count the children of one instance by status, at most 10,000 of them."""
+    return (yield _SQL["children_counts"](id=id))
+
+
+def newest_executions(id: int, most: int) -> Plan[Sequence[Row]]:
+    """Read the newest executions of one instance, oldest first."""
+    return (yield _SQL["newest_executions"](id=id, most=most))
+
+
+def pulse(id: int) -> Plan[Row | None]:
+    """Read the columns of one instance that change while it lives."""
+    rows = yield _SQL["pulse"](id=id)
+    return rows[0] if rows else None
 
 
 def children_summary(id: int) -> Plan[Sequence[Row]]:
@@ -65,9 +101,3 @@ def now() -> Plan[datetime]:
     rows = yield _SQL["now"]()
     moment: datetime = rows[0]["now"]
     return moment
-
-
-def finished_or_parked(waiting: Mapping[int, bool]) -> Plan[Mapping[int, Row | None]]:
-    """Of these ids, return those that have ended, or (value `True`) are parked. `None`: the instance does not exist."""
-    rows = yield _SQL["finished_or_parked"](ids=list(waiting), parked=list(waiting.values()))
-    return {row["wanted_id"]: None if row["id"] is None else row for row in rows}

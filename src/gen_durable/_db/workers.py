@@ -8,7 +8,9 @@ from typing import Final
 
 import msgspec
 
-from ..operations import QueueControl, QueueStatus, WorkerInfo
+from .._running import Running
+from ..findings import Finding
+from ..operations import BlockedLoop, QueueControl, QueueStatus, WorkerInfo
 from .migrate import LATEST
 from .plan import Call, Plan, Row, statements
 
@@ -16,12 +18,15 @@ __all__ = [
     "Override",
     "WorkerRow",
     "announce",
+    "blocked",
+    "blocked_loop",
     "list_workers",
     "overrides",
     "pause_queue",
     "queues",
     "resume_queue",
     "set_queue",
+    "unblocked",
     "unconfirmed",
     "withdraw",
 ]
@@ -39,7 +44,13 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     version: str
     queues: list[str]
+    capacities: list[int]
+    """For each queue, how many executions run at once."""
+    capacity: int | None = None
+    """How many executions of all queues run at once; `None`: no bound."""
     prefixes: list[str]
+    prefix_capacities: list[int]
+    """For each prefix, how many executions run at once."""
     leaves_unknown: bool
     fsms: list[str]
     fsm_versions: list[int]
@@ -60,6 +71,7 @@ def announce(
     row: WorkerRow,
     alive_for: timedelta,
     *,
+    in_flight: int = 0,
     is_draining: bool = False,
     paused: Mapping[str, datetime] | None = None,
 ) -> Plan[None]:
@@ -68,6 +80,7 @@ def announce(
     Args:
         row: what it registers.
         alive_for: how long it counts as live without a renewal.
+        in_flight: how many executions it has leased.
         is_draining: whether it takes no more work.
         paused: the pauses that it confirms, `paused_at` by queue: it starts nothing from these queues.
     """
@@ -75,10 +88,41 @@ def announce(
     yield _SQL["announce"](
         **msgspec.structs.asdict(row),
         alive_for=alive_for,
+        in_flight=in_flight,
         is_draining=is_draining,
         paused_queues=list(confirmed),
         paused_since=list(confirmed.values()),
     )
+
+
+def blocked(name: str, alive_for: timedelta, step: Running | None, duration: timedelta) -> Plan[None]:
+    """Register that a step, or other code of the program, blocks the event loop of a worker; renew its registration."""
+    facts = {} if step is None else {"machine": step.fsm, "step": step.step, "id": step.id}
+    text = msgspec.json.encode(facts).decode()
+    yield _SQL["blocked"](name=name, blocked=text, duration=duration, alive_for=alive_for)
+
+
+def unblocked(name: str, alive_for: timedelta) -> Plan[None]:
+    """Register that the event loop of a worker is free, and renew its registration."""
+    yield _SQL["blocked"](name=name, blocked=None, duration=timedelta(0), alive_for=alive_for)
+
+
+def blocked_loop(text: str | None) -> BlockedLoop | None:
+    """Read the column `blocked`."""
+    return None if text is None else msgspec.json.decode(text, type=BlockedLoop)
+
+
+def store_incompatible(name: str, findings: Sequence[Finding]) -> Plan[None]:
+    """Register what a worker has found at its start: instances that it cannot run."""
+    yield _SQL["store_incompatible"](name=name, findings=msgspec.json.encode(findings).decode())
+
+
+def incompatible() -> Plan[Sequence[tuple[str, datetime, Finding]]]:
+    """Read what live workers have found at their start, with the name and the start of the worker."""
+    rows = yield _SQL["incompatible"]()
+    return [
+        (row["worker"], row["started_at"], msgspec.json.decode(row["finding"], type=Finding)) for row in rows
+    ]
 
 
 def withdraw(name: str) -> Plan[None]:
@@ -147,5 +191,15 @@ def _worker(row: Row) -> WorkerInfo:
         is_draining=row["is_draining"],
         queues=tuple(row["queues"]),
         prefixes=tuple(row["prefixes"]),
+        capacities={
+            **dict(zip(row["queues"], row["capacities"], strict=True)),
+            **{
+                f"{prefix}*": capacity
+                for prefix, capacity in zip(row["prefixes"], row["prefix_capacities"], strict=True)
+            },
+        },
+        capacity=row["capacity"],
+        in_flight=row["in_flight"],
         machines=tuple(zip(row["fsms"], row["fsm_versions"], strict=True)),
+        blocked=blocked_loop(row["blocked"]),
     )

@@ -5,24 +5,50 @@
 with deleted as (
   delete from gen_durable.workers w where w.expires_at < statement_timestamp() - interval '10 minutes'
 )
-insert into gen_durable.workers (name, host, pid, version, seen_at, expires_at, is_draining, queues, prefixes, leaves_unknown,
-                                 fsms, fsm_versions, fsm_steps, paused_queues, paused_since, schema_version)
+insert into gen_durable.workers (name, host, pid, version, seen_at, expires_at, is_draining, queues, capacities, capacity, in_flight, prefixes,
+                                 prefix_capacities, leaves_unknown, fsms, fsm_versions, fsm_steps, paused_queues, paused_since, schema_version)
 values (:name::text, :host::text, :pid::int, :version::text, statement_timestamp(),
-        statement_timestamp() + :alive_for::interval, :is_draining::boolean, :queues::text[], :prefixes::text[],
-        :leaves_unknown::boolean, :fsms::text[], :fsm_versions::int[], :fsm_steps::text::jsonb, :paused_queues::text[],
+        statement_timestamp() + :alive_for::interval, :is_draining::boolean, :queues::text[], :capacities::int[],
+        :capacity::int, :in_flight::int, :prefixes::text[], :prefix_capacities::int[], :leaves_unknown::boolean, :fsms::text[], :fsm_versions::int[], :fsm_steps::text::jsonb, :paused_queues::text[],
         :paused_since::timestamptz[], :schema_version::int)
     on conflict (name) do update
    set seen_at = excluded.seen_at, expires_at = excluded.expires_at, is_draining = excluded.is_draining,
-       paused_queues = excluded.paused_queues, paused_since = excluded.paused_since
+       in_flight = excluded.in_flight, paused_queues = excluded.paused_queues, paused_since = excluded.paused_since,
+       -- Sent by the event loop, so it is not blocked.
+       blocked = null
 
 -- name: withdraw
 -- Deregister a worker on shutdown.
 delete from gen_durable.workers w where w.name = :name::text
 
+-- name: store_incompatible
+-- Register the findings of a worker's start.
+update gen_durable.workers w set incompatible = :findings::text::jsonb where w.name = :name::text
+
+-- name: incompatible
+-- What live workers have found at their start, as long as one of the listed instances is live and has its version.
+select w.name as worker, w.started_at, found.finding::text as finding
+  from gen_durable.workers w cross join lateral jsonb_array_elements(w.incompatible) as found (finding)
+ where w.expires_at > statement_timestamp()
+   and exists (select from gen_durable.gen_durable g
+                where g.id = any (array(select id.value::bigint from jsonb_array_elements_text(found.finding -> 'facts' -> 'ids') as id (value)))
+                  and g.finished_at is null and g.deleted_at is null
+                  and g.fsm_version = (found.finding -> 'facts' ->> 'version')::int)
+ order by w.started_at, w.name
+
+-- name: blocked
+-- Register which step blocks the event loop of a worker; null: none. Renews the registration: the event loop cannot do that.
+update gen_durable.workers w
+   set blocked = :blocked::text::jsonb || jsonb_build_object('since', statement_timestamp() - :duration::interval),
+       seen_at = statement_timestamp(),
+       expires_at = greatest(w.expires_at, statement_timestamp() + :alive_for::interval)
+ where w.name = :name::text
+
 -- name: workers
 -- Registered workers, including those that expired recently.
 select w.name, w.host, w.pid, w.version, w.started_at, w.seen_at, w.expires_at > statement_timestamp() as is_live,
-       w.is_draining, w.queues, w.prefixes, w.leaves_unknown, w.fsms, w.fsm_versions, w.schema_version
+       w.is_draining, w.queues, w.capacities, w.capacity, w.in_flight, w.prefixes, w.prefix_capacities, w.leaves_unknown, w.fsms, w.fsm_versions, w.schema_version,
+       w.blocked::text as blocked
   from gen_durable.workers w order by w.name
 
 -- name: overrides

@@ -24,6 +24,9 @@ def graph(machine: Insertable[Any, Any], /) -> Graph:
     Args:
         machine: a machine class, an object of one, or a job.
 
+    Returns:
+        The nodes and edges, with methods that draw them.
+
     Raises:
         UsageError: it is neither a machine nor a job.
     """

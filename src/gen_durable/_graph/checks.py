@@ -8,14 +8,28 @@ from typing import Any, Final
 import msgspec
 
 from ..definition import MachineDef, definition_of
-from ..errors import StateTypeError
+from ..errors import StateTypeError, UsageError
 from ..findings import Finding
 from ..machine import check_storable, type_name
 from ..refs import Insertable
 from .model import HANDLE, Edge
 from .reader import Reading, read
 
-__all__ = ["check"]
+__all__ = ["CODES", "check"]
+
+CODES: Final = (
+    "step.unknown",
+    "step.refused",
+    "step.unreachable",
+    "step.no_end",
+    "loop.busy",
+    "signal.undeclared",
+    "call.unawaited",
+    "state.unstorable",
+    "definition.invalid",
+    "step.unread",
+)
+"""The codes of all findings about machines."""
 
 
 def check(*machines: Insertable[Any, Any]) -> list[Finding]:
@@ -24,15 +38,20 @@ def check(*machines: Insertable[Any, Any]) -> list[Finding]:
         assert check(Checkout, Refund) == []
 
     Finds: unknown steps, steps that no path leads to, steps without a path to an end, loops that neither wait nor end,
-    awaited signals that the machine does not declare, and types that cannot be stored. The command is
-    `gen-durable check`.
+    awaited signals that the machine does not declare, calls of `ctx.publish`, `ctx.close_stream` and `ctx.checkpoint`
+    without `await`, and types that cannot be stored. The command is `gen-durable check`.
 
     Args:
         machines: machine classes, objects of them, or jobs.
 
     Returns:
         The findings, by machine. A target that cannot be read from the code is a notice.
+
+    Raises:
+        UsageError: no machine is given.
     """
+    if not machines:
+        raise UsageError("check got no machine", "pass machine classes or jobs")
     return [finding for machine in machines for finding in _check(machine)]
 
 
@@ -55,6 +74,8 @@ class _Shape:
             finding.facts["step"] for finding in reading.findings if finding.code == "step.unknown"
         }
         self._excused = reading.raising | misdirected | set(reading.graph.unread)
+        self._unknown = misdirected | set(reading.graph.unread)
+        self._undoing = reading.undoing
         steps = set(self._graph.steps)
         self._followed: dict[str, list[Edge]] = {step: [] for step in (*self._graph.steps, HANDLE)}
         for edge in self._graph.edges:
@@ -66,8 +87,12 @@ class _Shape:
 
     def findings(self) -> Iterator[Finding]:
         yield from self._unreachable()
+        reported: set[str] = set()
         for loop in _components(self._graph.steps, self._outcomes):
-            yield from self._endless(loop)
+            for finding in self._endless(loop):
+                reported.update(loop)
+                yield finding
+        yield from self._never_undone(reported)
 
     def _unreachable(self) -> Iterator[Finding]:
         reached = _closure([self._graph.initial, *self._next[HANDLE]], lambda step: self._next[step])
@@ -94,21 +119,37 @@ class _Shape:
         """Report steps that no outcome leaves: they neither end nor lead to a step that does."""
         inside = set(loop)
         edges = [edge for step in loop for edge in self._progress(step)]
-        if inside & self._excused or any(edge.target not in inside for edge in edges):
+        if inside & (self._excused | self._undoing) or any(edge.target not in inside for edge in edges):
             return
-        if any(edge.kind == "undo" and edge.target in inside for edge in self._graph.edges):
-            return  # after an undo step the engine decides
         where = f"of machine '{self._graph.machine}'"
         if not edges:
             what = f"step '{loop[0]}' {where} returns no outcome that continues or ends the instance"
             yield self._finding("step.no_end", loop[0], what, "return Next, Done or Stop")
         elif any(edge.waits for edge in edges):
-            what = f"{_listed(loop)} {where} {_have(loop)} no path to an end: no outcome after it is Done or Stop"
+            what = f"{_listed(loop)} {where} {_have(loop)} no path to an end: no outcome after {_them(loop)} is Done "
+            what += "or Stop"
             yield self._finding("step.no_end", loop[0], what, "return Done or Stop somewhere in this loop")
         else:
             what = f"{_listed(loop)} {where} {_repeat(loop)} forever, without a wait and without an end"
-            fix = "return Done or Stop, wait with Await, or give Next a delay"
+            fix = "return Done or Stop, wait with Await, or give Next or Retry a delay"
             yield self._finding("loop.busy", loop[0], what, fix)
+
+    def _never_undone(self, reported: set[str]) -> Iterator[Finding]:
+        """Report undo steps without a path to Done, apart from those that a finding reports already."""
+        if HANDLE in self._graph.unread or any(edge.kind == "done" for edge in self._followed[HANDLE]):
+            return
+        for undo in dict.fromkeys(edge.target for edge in self._graph.edges if edge.kind == "undo"):
+            reached = _closure([undo], self._outcomes)
+            if reached & (self._unknown | self._undoing | reported) or undo not in self._next:
+                continue
+            if not any(edge.kind == "done" for step in reached for edge in self._followed[step]):
+                yield self._finding(
+                    "step.no_end",
+                    undo,
+                    f"undo step '{undo}' of machine '{self._graph.machine}' has no path to Done, which ends an undo "
+                    "step",
+                    "return Done when the work is undone",
+                )
 
     def _finding(self, code: str, step: str, what: str, fix: str) -> Finding:
         node = next(node for node in self._graph.nodes if node.id == step)
@@ -124,6 +165,10 @@ _PROGRESS: Final = ("next", "await", "children", "retry", "possible", "done", "s
 def _listed(steps: list[str]) -> str:
     names = ", ".join(f"'{step}'" for step in steps)
     return f"step {names}" if len(steps) == 1 else f"steps {names}"
+
+
+def _them(steps: list[str]) -> str:
+    return "it" if len(steps) == 1 else "them"
 
 
 def _have(steps: list[str]) -> str:
@@ -161,7 +206,8 @@ def _types(definition: MachineDef) -> Iterator[Finding]:
     """Check types again that refer to names which were not defined yet when the class was."""
     kinds = {"state": definition.state_type, "result": definition.result_type}
     signals = {f"payload of signal '{name}'": type_ for name, type_ in definition.signals.items()}
-    for kind, type_ in {**kinds, **signals}.items():
+    streams = {f"item of stream '{name}'": type_ for name, type_ in definition.streams.items()}
+    for kind, type_ in {**kinds, **signals, **streams}.items():
         where = f"the {kind} of machine '{definition.name}'"
         try:
             check_storable(type_, where)

@@ -1,4 +1,4 @@
-"""What workers store about their machines, so that tools need no code: steps, graph and JSON Schema of the state."""
+"""What workers store about their machines for tools without code: steps, graph, JSON Schema of state and signals."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from .reader import read
 
 __all__ = ["Description", "describe"]
 
+_SUBSCHEMAS: Final = frozenset({"items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf"})
+_NAMED_SUBSCHEMAS: Final = frozenset({"properties", "$defs"})
 _log: Final = logging.getLogger("gen_durable.worker")
 
 
@@ -27,6 +29,10 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """`None` if it cannot be read."""
     state_schema: dict[str, Any] | None = None
     """JSON Schema of the state; `None` if the type has none."""
+    signals: dict[str, dict[str, Any] | None] = {}
+    """By name of each declared signal, the JSON Schema of its payload; `None` if the type has none."""
+    streams: dict[str, dict[str, Any] | None] = {}
+    """The same for the items of each declared stream."""
 
 
 # By machine class or job: a process may open many workers with the same machines.
@@ -44,6 +50,8 @@ def describe(machine: Insertable[Any, Any]) -> Description:
             steps=tuple(definition.steps),
             graph=_graph(machine),
             state_schema=_schema(definition.state_type),
+            signals={name: _schema(type_) for name, type_ in definition.signals.items()},
+            streams={name: _schema(type_) for name, type_ in definition.streams.items()},
         )
         _described[key] = found
     return found
@@ -61,10 +69,26 @@ def _schema(type_: Any) -> dict[str, Any] | None:
     try:
         if (own := getattr(type_, "model_json_schema", None)) is not None:
             schema: dict[str, Any] = own()
-            return schema
-        return msgspec.json.schema(type_, schema_hook=_model_schema)
+        else:
+            schema = msgspec.json.schema(type_, schema_hook=_model_schema)
+        strict: dict[str, Any] = _strict(schema)
+        return strict
     except Exception:  # noqa: BLE001 - the hooks of a type are user code; without a schema, tools do not check states
         return None
+
+
+def _strict(schema: Any) -> Any:
+    """Refuse unknown keys, as clients that have the type do, unless the type itself says what they may be."""
+    if isinstance(schema, list):
+        return [_strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _strict(value) if key in _SUBSCHEMAS else value for key, value in schema.items()}
+    for key in _NAMED_SUBSCHEMAS & schema.keys():
+        found[key] = {name: _strict(each) for name, each in schema[key].items()}
+    if "properties" in found:
+        found.setdefault("additionalProperties", False)
+    return found
 
 
 def _model_schema(type_: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -26,10 +26,12 @@ _LANE: Final = 12.0
 _FIRST_LANE: Final = 16.0
 _CORNER: Final = 8.0
 _LOOP_WIDTH: Final = 18.0
-# Heights in the body of a box at which links leave and enter at the side, and between which its loop is.
-_IN_Y: Final = 7.0
-_LOOP_Y: Final = (14.0, 26.0)
+# Heights at the side of a body: where links enter, its loop, where links leave. Several kinds of links need more space.
+_IN_Y: Final = (7.0, 13.0)
+_LOOP_Y: Final = ((14.0, 26.0), (20.0, 30.0))
 _OUT_Y: Final = 34.0
+# A layer with wider boxes is split into several.
+_MAX_WIDTH: Final = 1000.0
 _ROUNDS: Final = 60
 # The farthest that a port moves to make its line straight.
 _SNAP: Final = 16.0
@@ -99,13 +101,14 @@ class _Chain(NamedTuple):
     items: list[_Item]
 
 
-def layout(picture: Picture) -> Layout:
-    """Place the boxes of a picture and route its links."""
-    return _Layout(picture).run()
+def layout(picture: Picture, gap: float = _GAP_Y) -> Layout:
+    """Place the boxes of a picture and route its links. `gap` is the least distance between layers."""
+    return _Layout(picture, gap).run()
 
 
 class _Layout:
-    def __init__(self, picture: Picture) -> None:
+    def __init__(self, picture: Picture, gap: float) -> None:
+        self._gap = gap
         self._boxes = picture.boxes
         self._links = picture.links
         self._items: dict[str, _Item] = {}
@@ -149,7 +152,7 @@ class _Layout:
             (link.target, link.source) if index in backs else (link.source, link.target)
             for index, link in enumerate(links)
         ]
-        layer = layers_of(nodes, directed)
+        layer = self._wrapped(layers_of(nodes, directed))
         for id, box in self._boxes.items():
             self._items[id] = _Item(id, layer[id], self._width(box), box)
         for index, (link, (upper, lower)) in enumerate(zip(links, directed, strict=True)):
@@ -161,6 +164,23 @@ class _Layout:
             chain = [self._items[upper], *dummies, self._items[lower]]
             self._chains.append(_Chain(link, index in backs, chain))
         self._order()
+
+    def _wrapped(self, layer: Mapping[str, int]) -> dict[str, int]:
+        """Split layers that are too wide, and move those below down."""
+        by_layer: defaultdict[int, list[str]] = defaultdict(list)
+        for id, number in layer.items():
+            by_layer[number].append(id)
+        found: dict[str, int] = {}
+        row = -1
+        for _, ids in sorted(by_layer.items()):
+            row, x = row + 1, 0.0
+            for id in ids:
+                width = self._width(self._boxes[id]) + _GAP_X
+                if x and x + width > _MAX_WIDTH:
+                    row, x = row + 1, 0.0
+                found[id] = row
+                x += width
+        return {id: found[id] for id in layer}
 
     def _order(self) -> None:
         after: defaultdict[str, list[str]] = defaultdict(list)
@@ -174,6 +194,36 @@ class _Layout:
         for id, item in self._items.items():
             layers[item.layer].append(id)
         self._layers = [[self._items[id] for id in layer] for layer in ordered(layers, after, before)]
+        for chain in self._chains:
+            if chain.is_back and len(chain.items) > 2:
+                self._move_right(chain)
+
+    def _move_right(self, chain: _Chain) -> None:
+        """Lead a link back on the right of all boxes, where its lanes are, if fewer lines cross there."""
+        before, count = self._layers, self._crossings()
+        dummies = chain.items[1:-1]
+        self._layers = [
+            [item for item in layer if item not in dummies] + [item for item in layer if item in dummies]
+            for layer in before
+        ]
+        if self._crossings() >= count:
+            self._layers = before
+
+    def _crossings(self) -> int:
+        """Count the crossings of lines between adjacent layers. Links back meet their boxes at the right side."""
+        place = {item.id: float(index) for layer in self._layers for index, item in enumerate(layer)}
+        lines: defaultdict[int, list[Point]] = defaultdict(list)
+        for chain in self._chains:
+            for upper, lower in pairwise(chain.items):
+                sides = [
+                    place[item.id] + 0.5 * (chain.is_back and item.box is not None) for item in (upper, lower)
+                ]
+                lines[upper.layer].append((sides[0], sides[1]))
+        return sum(
+            (one[0] - other[0]) * (one[1] - other[1]) < 0
+            for found in lines.values()
+            for one, other in combinations(found, 2)
+        )
 
     def _width(self, box: Box) -> float:
         lanes = len(self._lanes[box.id])
@@ -317,7 +367,7 @@ class _Layout:
             self._tops.append(y)
             height = max((item.box.height for item in layer if item.box is not None), default=0.0)
             self._bottoms.append(y + height)
-            y += height + _GAP_Y + min(40.0, spans[index] * 0.06)
+            y += height + self._gap + min(40.0, spans[index] * 0.06)
 
     def _lanes_over(self, box: Box) -> int:
         """Return how many lines run above a box to one of its tabs."""
@@ -374,7 +424,7 @@ class _Layout:
         assert item.box is not None  # noqa: S101 - the item of a box
         top = self._tops[item.layer]
         if link.tab is None:
-            y = top + item.box.tabs_height + _IN_Y
+            y = top + item.box.tabs_height + self._entry_height(link)
             turn = f"L{_at(lane, y + _CORNER)}Q{_at(lane, y)} {_at(lane - _CORNER, y)}"
             return f"{turn}L{_at(item.left + item.box.width, y)}"
         lanes = [each for each, side in self._lanes[link.target] if each.tab is not None and side != "out"]
@@ -386,13 +436,30 @@ class _Layout:
             f"L{_at(x + corner, y)}Q{_at(x, y)} {_at(x, y + corner)}L{_at(x, top)}"
         )
 
+    def _entering(self, id: str) -> list[str]:
+        """Return the kinds of the links that enter the body of a box at its side, those of the outer lanes first.
+
+        Links of one kind share an arrowhead, because they look the same.
+        """
+        sides = [link.kind for link, side in reversed(self._lanes[id]) if side == "in" and link.tab is None]
+        return list(dict.fromkeys(sides))
+
+    def _entry_height(self, link: Link) -> float:
+        """Return the height at which a link enters a body. Outer lanes enter above inner ones, so they do not cross."""
+        kinds = self._entering(link.target)
+        if len(kinds) == 1:
+            return _IN_Y[0]
+        high = _IN_Y[1] if self._boxes[link.target].loop else _OUT_Y - 8.0
+        step = min(9.0, (high - 4.0) / (len(kinds) - 1))
+        return 4.0 + step * kinds.index(link.kind)
+
     def _loops(self) -> Iterator[PlacedLoop]:
         for id, box in self._boxes.items():
             if not box.loop:
                 continue
             right = self._items[id].left + box.width
             top = self._top(id) + box.tabs_height
-            upper, lower = top + _LOOP_Y[0], top + _LOOP_Y[1]
+            upper, lower = (top + y for y in _LOOP_Y[len(self._entering(id)) > 1])
             out = right + _LOOP_WIDTH
             path = f"M{_at(right, lower)}C{_at(out, lower + 4)} {_at(out, upper - 4)} {_at(right, upper)}"
             yield PlacedLoop(id, path, box.loop, right + _LOOP_WIDTH, (upper + lower) / 2)

@@ -97,6 +97,10 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     edges: tuple[Edge, ...]
     unread: tuple[str, ...] = ()
     """Steps whose targets could not all be read. Declare them: `@step(to=…)`."""
+    doc: str = ""
+    """The first line of the docstring of the machine."""
+    file: str = ""
+    """The name of the file that defines it, without its directory."""
 
     @property
     def steps(self) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ START: Final = "(start)"
 BODY_HEIGHT: Final = 40.0
 BADGES_HEIGHT: Final = 20.0
 LINE_HEIGHT: Final = 14.0
+_END_HEIGHT: Final = 28.0
 TAB_PADDING: Final = 10.0
 # Width of a character of a monospaced font, as a share of its size.
 _ADVANCE: Final = 0.602
@@ -46,6 +47,13 @@ _MAX_NAME: Final = 42
 _MAX_TAB_LINE: Final = 34
 _MAX_TAB_LINES: Final = 4
 _MIN_WIDTH: Final = 120.0
+# With figures: the size of the start, the least width, the height of two lines, and the space of a rate beside a name
+# and of a count in a tab.
+_ENDS_WITH_FIGURES: Final = (84.0, 24.0)
+_MIN_WIDTH_WITH_FIGURES: Final = 156.0
+_TWO_LINES: Final = 44.0
+_RATE: Final = 38.0
+_COUNT: Final = 34.0
 # Space beside the tabs where links end that do not wait.
 _FREE: Final = 34.0
 # Above this number, an end is a badge on each step instead of a box with that many links.
@@ -61,10 +69,12 @@ class Tab(msgspec.Struct, frozen=True):
     kind: TabKind
     lines: tuple[str, ...]
     width: float
+    names: tuple[str, ...] = ()
+    """The signals or the machines of the children that it waits for."""
 
 
 class Badge(msgspec.Struct, frozen=True):
-    """An end that a step may reach, inside its box."""
+    """An end that a step may reach, or that its targets are not all known; inside its box."""
 
     kind: str
     text: str
@@ -77,6 +87,8 @@ class Box(msgspec.Struct):
     kind: str
     name: str
     width: float = 0.0
+    body: float = BODY_HEIGHT
+    """Height without tabs and badges."""
     tabs: list[Tab] = []
     badges: list[Badge] = []
     loop: str = ""
@@ -93,11 +105,7 @@ class Box(msgspec.Struct):
     @property
     def height(self) -> float:
         """Height of the whole box."""
-        if self.kind == "start":
-            return 14.0
-        if self.kind in _ENDS.values():
-            return 28.0
-        return self.tabs_height + BODY_HEIGHT + (BADGES_HEIGHT if self.badges else 0.0)
+        return self.tabs_height + self.body + (BADGES_HEIGHT if self.badges else 0.0)
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -117,9 +125,13 @@ class Picture(msgspec.Struct, frozen=True):
     links: list[Link]
 
 
-def picture(graph: Graph) -> Picture:
-    """Choose what the picture of a graph shows."""
-    boxes = {START: Box(START, "start", "", width=14.0)}
+def picture(graph: Graph, *, with_figures: bool = False, are_tabs_stacked: bool = False) -> Picture:
+    """Choose what the picture of a graph shows.
+
+    `with_figures`: leave space for counts in tabs, and for a second line in boxes. `are_tabs_stacked`: the tabs of a
+    box are above each other instead of beside each other.
+    """
+    boxes = {START: Box(START, "start", "", width=14.0, body=14.0)}
     for node in graph.nodes:
         if node.kind in ("step", "handle"):
             boxes[node.id] = Box(node.id, node.kind, shortened(node.id))
@@ -141,10 +153,12 @@ def picture(graph: Graph) -> Picture:
             boxes[edge.target].has_free_top |= tab is None
     boxes[graph.initial].has_free_top = True
     for step, texts in loops.items():
-        bounded = [text for text in texts if "retry" in texts and text.startswith("retry ")]
+        bounded = [text for text in texts if "retry" in texts and text.startswith("retry ×")]
         boxes[step].loop = ", ".join(text for text in texts if text not in bounded)
+    for id in graph.unread:
+        boxes[id].badges = [*boxes[id].badges, Badge("unread", "possibly others")]
     for box in boxes.values():
-        _measure(box)
+        _measure(box, with_figures=with_figures, are_tabs_stacked=are_tabs_stacked)
     return Picture(boxes, [*links])
 
 
@@ -166,7 +180,7 @@ def _add_end(boxes: dict[str, Box], links: dict[Link, None], edge: Edge, *, is_b
             boxes[edge.source].badges = [*badges, Badge(end, end)]
         return
     if edge.target not in boxes:
-        boxes[edge.target] = Box(edge.target, end, end, width=text_width(end, 12) + 40)
+        boxes[edge.target] = Box(edge.target, end, end, width=text_width(end, 12) + 40, body=_END_HEIGHT)
     links[Link(edge.source, edge.target, edge.kind)] = None
 
 
@@ -193,11 +207,11 @@ def _tab(edge: Edge) -> Tab:
     lines = tab_lines(names)
     if edge.has_timeout:
         lines.append("or timeout" if edge.timeout is None else f"or after {_text(edge.timeout)}")
-    return _made(kind, lines)
+    return _made(kind, lines, edge.children or edge.signals)
 
 
-def _made(kind: TabKind, lines: list[str]) -> Tab:
-    return Tab(kind, tuple(lines), max(map(text_width, lines)) + _ICON + 18)
+def _made(kind: TabKind, lines: list[str], names: tuple[str, ...] = ()) -> Tab:
+    return Tab(kind, tuple(lines), max(map(text_width, lines)) + _ICON + 18, names)
 
 
 def tab_lines(names: list[str]) -> list[str]:
@@ -222,13 +236,35 @@ def _text(duration: timedelta) -> str:
 
 def _loop_text(edge: Edge) -> str:
     if edge.kind == "retry":
+        if edge.delay is not None:
+            return f"retry after {_text(edge.delay)}"
         return "retry" if edge.max_attempts is None else f"retry ×{edge.max_attempts}"
     return "repeat"
 
 
-def _measure(box: Box) -> None:
+def _leave_space(box: Box) -> None:
+    """Make a box large enough for figures."""
+    if box.kind == "start":
+        box.width, box.body = _ENDS_WITH_FIGURES
+    elif box.kind in ("step", "handle"):
+        box.body = _TWO_LINES
+        box.width = max(_MIN_WIDTH_WITH_FIGURES, text_width(box.name, _NAME_SIZE) + 36 + _RATE)
+        box.tabs = [msgspec.structs.replace(tab, width=tab.width + _COUNT) for tab in box.tabs]
+    else:
+        box.width = max(box.width, _ENDS_WITH_FIGURES[0])
+
+
+def _measure(box: Box, *, with_figures: bool, are_tabs_stacked: bool) -> None:
+    if with_figures:
+        _leave_space(box)
     if box.kind not in ("step", "handle"):
         return
-    tabs = sum(tab.width for tab in box.tabs) + (_FREE if box.tabs and box.has_free_top else 0.0)
     badges = sum(text_width(badge.text) + 22 for badge in box.badges) + 16 if box.badges else 0.0
-    box.width = max(_MIN_WIDTH, text_width(box.name, _NAME_SIZE) + 36, tabs, badges)
+    box.width = max(box.width, _MIN_WIDTH, text_width(box.name, _NAME_SIZE) + 36, badges)
+    if are_tabs_stacked:
+        box.width = max([box.width, *(tab.width for tab in box.tabs)])
+    else:
+        tabs = sum(tab.width for tab in box.tabs) + (_FREE if box.tabs and box.has_free_top else 0.0)
+        box.width = max(box.width, tabs)
+    if with_figures and len(box.tabs) == 1 and (are_tabs_stacked or not box.has_free_top):
+        box.tabs = [msgspec.structs.replace(box.tabs[0], width=box.width)]

@@ -12,6 +12,7 @@ import ast
 import inspect
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from ..refs import Insertable, Spec
 from ..signals import Signal
 from .model import CANCELLED, DONE, FAILED, HANDLE, Edge, EdgeKind, Graph, Node
 from .source import FunctionNode, Scope, argument, function_node, own_nodes, source_line
+from .unawaited import unawaited_calls
 
 __all__ = ["Reading", "read"]
 
@@ -46,22 +48,25 @@ class Reading(msgspec.Struct, frozen=True):
 
     graph: Graph
     findings: tuple[Finding, ...]
-    """Targets that do not exist, undeclared signals, targets that could not be read."""
+    """Targets that do not exist, undeclared signals, calls without `await`, targets that could not be read."""
     raising: frozenset[str]
     """Steps with a `raise` statement: an exception may end the instance."""
+    undoing: frozenset[str] = frozenset()
+    """Undo steps that return Done. The graph has no edge for it: the engine continues the undo."""
 
 
 def read(machine: Insertable[Any, Any]) -> Reading:
     """Read the graph of a machine or job."""
     definition = definition_of(machine)
     if isinstance(machine, Job):
-        return Reading(_job_graph(machine, definition), (), frozenset())
+        reader = _Reader(type(machine), definition)
+        return Reading(_job_graph(machine, definition), reader.job_findings(machine), frozenset())
     return _Reader(machine if isinstance(machine, type) else type(machine), definition).read()
 
 
 def _job_graph(job: Job[Any, Any], definition: MachineDef) -> Graph:
     (step,) = definition.steps.values()
-    function: Any = getattr(job, "_function", step.function)
+    function = _job_function(job, definition)
     attempts = step.retry.max_attempts if step.retry is not None else 1
     edges = [
         Edge(source=step.name, target=DONE, kind="done"),
@@ -79,7 +84,14 @@ def _job_graph(job: Job[Any, Any], definition: MachineDef) -> Graph:
             Node(id=FAILED, kind="failed"),
         ),
         edges=tuple(edges),
+        doc=_summary(function),
+        file=_file(function),
     )
+
+
+def _job_function(job: Job[Any, Any], definition: MachineDef) -> Any:
+    (step,) = definition.steps.values()
+    return inspect.unwrap(getattr(job, "_function", step.function))
 
 
 class _Reader:
@@ -92,6 +104,7 @@ class _Reader:
         self._findings: list[Finding] = []
         self._unread: dict[str, None] = {}
         self._raising: set[str] = set()
+        self._undoing: set[str] = set()
         self._source = ""
         self._visited: set[tuple[FunctionType, bool]] = set()
         self._children: dict[str, None] = {}
@@ -116,8 +129,20 @@ class _Reader:
             nodes=tuple(self._nodes(handler if is_overridden else None)),
             edges=tuple(self._edges.values()),
             unread=tuple(self._unread),
+            doc=_summary(self._class),
+            file=_file(self._class),
         )
-        return Reading(graph, tuple(self._findings), frozenset(self._raising))
+        return Reading(
+            graph, tuple(self._findings), frozenset(self._raising), undoing=frozenset(self._undoing)
+        )
+
+    def job_findings(self, job: Job[Any, Any]) -> tuple[Finding, ...]:
+        """Return what is wrong in the function of a job."""
+        (self._source,) = self._definition.steps
+        function = _job_function(job, self._definition)
+        if isinstance(function, FunctionType) and (node := function_node(function)) is not None:
+            self._find_unawaited(Scope(function, node, self._class))
+        return tuple(self._findings)
 
     def _nodes(self, handler: Any) -> Iterator[Node]:
         for step in self._definition.steps.values():
@@ -156,6 +181,8 @@ class _Reader:
         if is_returned and _is_stub(node):
             self._unread[self._source] = None
         scope = Scope(function, node, self._class)
+        if (function, not is_returned) not in self._visited:
+            self._find_unawaited(scope)
         calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
         returned = set(map(id, _returned_calls(node)))
         for call in sorted(calls, key=lambda each: (each.lineno, each.col_offset)):
@@ -186,7 +213,7 @@ class _Reader:
             target, kind = _ENDS[outcome]
             self._add(Edge(source=self._source, target=target, kind=kind, line=call.lineno))
         elif outcome in _RETRIES:
-            self._add_retry(call)
+            self._add_retry(scope, call)
         elif outcome in _TRANSITIONS:
             self._read_transition(scope, call, outcome)
         elif callee is Spec:
@@ -196,11 +223,20 @@ class _Reader:
         elif (helper := scope.helper(call.func, is_returned=is_returned)) is not None:
             self._visit(helper, is_returned=is_returned)
 
-    def _add_retry(self, call: ast.Call) -> None:
+    def _add_retry(self, scope: Scope, call: ast.Call) -> None:
         sources = self._definition.steps if self._source == HANDLE else (self._source,)
+        given = argument(call, "delay", 0)
         for source in sources:
-            delayed = argument(call, "delay", 0) is not None
-            self._add(Edge(source=source, target=source, kind="retry", is_delayed=delayed, line=call.lineno))
+            self._add(
+                Edge(
+                    source=source,
+                    target=source,
+                    kind="retry",
+                    is_delayed=given is not None,
+                    delay=_duration(scope, given),
+                    line=call.lineno,
+                )
+            )
 
     def _read_transition(self, scope: Scope, call: ast.Call, outcome: Any) -> None:
         expression = argument(call, "step", 0) if outcome is Next else argument(call, "then")
@@ -208,6 +244,7 @@ class _Reader:
             return  # an error that type checkers report
         timeout = argument(call, "timeout") if outcome is Await else None
         delay = argument(call, "delay") if outcome is Next else None
+        signals = tuple(self._signals(scope, call)) if outcome is Await else ()
         names = [*scope.targets(expression)]
         if None in names:
             self._mark_unread(scope, call, f"the target of this {outcome.__name__}")
@@ -219,7 +256,7 @@ class _Reader:
                     source=self._source,
                     target=name,
                     kind=_TRANSITIONS[outcome],
-                    signals=tuple(self._signals(scope, call)) if outcome is Await else (),
+                    signals=signals,
                     has_timeout=outcome is Await
                     and (timeout is not None or argument(call, "deadline") is not None),
                     timeout=_duration(scope, timeout),
@@ -251,7 +288,8 @@ class _Reader:
         if step is not None and step.to is not None and name not in step.to:
             self._find(
                 "step.refused",
-                f"{self._name()} continues with '{name}', which is not in its to=; the worker refuses this outcome",
+                f"{self._name()} of machine '{definition.name}' continues with '{name}', which is not in its to=; the "
+                "worker refuses this outcome",
                 f"add '{name}' to @step(to=…)",
                 scope,
                 call,
@@ -261,6 +299,16 @@ class _Reader:
 
     def _signals(self, scope: Scope, call: ast.Call) -> Iterator[str]:
         declared = self._definition.signals
+        for name in _missing_attributes(scope, call.args):
+            self._find(
+                "signal.undeclared",
+                f"{self._name()} awaits self.{name}, which machine '{self._definition.name}' does not have"
+                f"{did_you_mean(name, tuple(declared))}",
+                f'declare it in the class: {name} = Signal("{name}", …)',
+                scope,
+                call,
+                signal=name,
+            )
         for name in dict.fromkeys(_signal_names(scope, call.args)):
             if name not in declared:
                 self._find(
@@ -330,12 +378,19 @@ class _Reader:
 
     def _add(self, edge: Edge) -> None:
         if edge.kind == "done" and edge.source in self._definition.undo_steps:
+            self._undoing.add(edge.source)
             return  # the engine continues with the next undo step, or with the end that was intended
-        key = (edge.source, edge.target, edge.kind, edge.signals, edge.children, edge.is_delayed)
+        key = (edge.source, edge.target, edge.kind, edge.signals, edge.children, edge.is_delayed, edge.delay)
         self._edges.setdefault(key, edge)
 
     def _name(self) -> str:
         return f"'{HANDLE}'" if self._source == HANDLE else f"step '{self._source}'"
+
+    def _find_unawaited(self, scope: Scope) -> None:
+        for call, called, fix in unawaited_calls(scope):
+            where = f"{self._name()} of machine '{self._definition.name}'"
+            what = f"{where} calls {called} without await, so the call does nothing"
+            self._find("call.unawaited", what, fix, scope, call)
 
     def _mark_unread(self, scope: Scope, node: ast.AST, what: str) -> None:
         step = self._definition.steps.get(self._source)
@@ -344,7 +399,7 @@ class _Reader:
         self._unread[self._source] = None
         self._find(
             "step.unread",
-            f"{what} of {self._name()} cannot be read from the code",
+            f"{what} of {self._name()} of machine '{self._definition.name}' cannot be read from the code",
             "declare the targets: @step(to=[…])" if step is not None else "name the target in the outcome",
             scope,
             node,
@@ -384,6 +439,14 @@ def _summary(function: Any) -> str:
     """Return the first line of a docstring."""
     doc = getattr(inspect.unwrap(function), "__doc__", None)
     return doc.strip().partition("\n")[0].strip() if isinstance(doc, str) else ""
+
+
+def _file(defined: Any) -> str:
+    """Return the name of the file that defines a class or function; empty if it has none."""
+    try:
+        return Path(inspect.getsourcefile(defined) or "").name
+    except TypeError:  # defined in C, or in a session without files
+        return ""
 
 
 def _step_name(option: object) -> str | None:
@@ -431,6 +494,20 @@ def _signal_names(scope: Scope, arguments: Iterable[ast.expr]) -> Iterator[str]:
                         yield item.name
                     elif isinstance(item, str):
                         yield item
+
+
+def _missing_attributes(scope: Scope, arguments: Iterable[ast.expr]) -> Iterator[str]:
+    """Yield the attributes of the machine that arguments name and that it does not have."""
+    for expression in arguments:
+        match expression:
+            case ast.Starred(value=inner):
+                yield from _missing_attributes(scope, [inner])
+            case ast.IfExp(body=body, orelse=other):
+                yield from _missing_attributes(scope, [body, other])
+            case ast.Attribute(value=owner, attr=name) if scope.is_self(owner) and scope.is_missing(name):
+                yield name
+            case _:
+                pass
 
 
 def _duration(scope: Scope, expression: ast.expr | None) -> timedelta | None:

@@ -218,11 +218,18 @@ class Scope:
         if isinstance(value, str):
             return value
         if isinstance(expression, ast.Attribute) and self.is_self(expression.value):
-            # An attribute that __init__ sets is not known here; any other one is a step, or misspelled.
-            init = inspect.getattr_static(self.machine, "__init__", None)
-            names = init.__code__.co_names if isinstance(init, FunctionType) else ()
-            return None if expression.attr in names else expression.attr
+            return None if self._is_set_by_init(expression.attr) else expression.attr
         return None
+
+    def is_missing(self, name: str) -> bool:
+        """Whether the machine has no attribute of this name."""
+        found = inspect.getattr_static(self.machine, name, None)
+        return found is None and not self._is_set_by_init(name) and not hasattr(self.machine, "__getattr__")
+
+    def _is_set_by_init(self, name: str) -> bool:
+        """Whether `__init__` sets this attribute, so that its value is not known here."""
+        init = inspect.getattr_static(self.machine, "__init__", None)
+        return isinstance(init, FunctionType) and name in init.__code__.co_names
 
     def _returned(self, function: ast.expr, depth: int) -> Iterator[str | None]:
         """Yield the targets that a helper returns: `Next(self.after(ctx))`."""

@@ -52,7 +52,7 @@ _LIGHT: Final = {
     "cancelled": "#8a5a00",
     "cancelled-fill": "#fbf0d9",
     "undo": "#b0500a",
-    "retry": "#b0500a",
+    "retry": "#0b7285",
 }
 _DARK: Final = {
     "back": "#0f141b",
@@ -74,7 +74,7 @@ _DARK: Final = {
     "cancelled": "#e9bd68",
     "cancelled-fill": "#3a2e16",
     "undo": "#f2a56b",
-    "retry": "#f2a56b",
+    "retry": "#66c6d6",
 }
 _MONO: Final = (
     "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', monospace"
@@ -151,6 +151,7 @@ def _rules(colours: dict[str, str]) -> str:
         f".box-handle{{fill:{body};stroke:{colours['failed']};stroke-width:1.2;stroke-dasharray:4 3}}"
         f".box-initial{{stroke:{ink};stroke-width:1.6}}.box-start{{fill:{ink}}}"
         ".tab{stroke-width:1}.badge{stroke-width:.8}.icon{fill:none;stroke-linecap:round;stroke-linejoin:round}"
+        f".badge-unread{{fill:none;stroke:{soft};stroke-dasharray:2 2}}.text-unread{{fill:{soft}}}"
         f"{filled}{lines}.text-retry{{fill:{colours['retry']}}}"
     )
 
@@ -228,15 +229,16 @@ def _centred(text: str, x: float, y: float, kind: str) -> str:
 
 def _legend(kinds: list[str], width: float) -> tuple[list[str], int]:
     """Return the items of the legend and the number of their rows."""
+    if not kinds:
+        return [], 0
     items: list[str] = []
-    x, row = 0.0, 0
-    for kind in kinds:
+    # Columns of equal width: the font of the viewer may be narrower than assumed.
+    column = max(text_width(_LINES[kind][2]) for kind in kinds) + 54
+    columns = max(1, int((width + 20) / column))
+    for index, kind in enumerate(kinds):
         text = _LINES[kind][2]
-        needed = 34 + text_width(text) + 20
-        if x and x + needed > width + 20:
-            x, row = 0.0, row + 1
-        y = row * _LEGEND_LINE
+        row = index // columns
+        x, y = index % columns * column, row * _LEGEND_LINE
         items.append(f'<path class="link {kind}" d="M{x:.1f} {y:.1f}h24" marker-end="url(#tip-{kind})"/>')
         items.append(f'<text x="{x + 32:.1f}" y="{y + 4:.1f}">{escape(text)}</text>')
-        x += needed
-    return items, row + 1 if kinds else 0
+    return items, (len(kinds) - 1) // columns + 1

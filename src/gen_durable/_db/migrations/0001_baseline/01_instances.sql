@@ -9,7 +9,7 @@
 --   * No foreign keys: a transaction that writes a signal or a child has locked its target or parent, so a key would only add
 --     cost to every commit.
 --   * No index contains a column that a chained commit or a heartbeat changes (step, state, step_seq, attempt, lease_token,
---     lease_expires_at ...): these updates stay HOT.
+--     lease_expires_at, checkpoint, progress ...): these updates stay HOT.
 
 create type gen_durable.durable_status as enum
   ('runnable', 'executing', 'awaiting_signal', 'awaiting_children', 'done', 'failed', 'cancelled');
@@ -31,6 +31,7 @@ create table gen_durable.gen_durable (
   await_deadline      timestamptz,                        -- deadline of the last await; valid while awaits is kept
   timed_out           boolean not null default false,     -- the deadline ended the last await, and no awaited signal has come since
   has_signals         boolean not null default false,     -- never reset; without it, pick and commit do not read the inbox
+  has_items           boolean not null default false,     -- never reset; without it, the end of the row deletes no stream items
   -- Upper bounds of the number and bytes of unread signals. Deliveries add to them, and recount when a bound reaches its limit.
   -- Commits that consume signals do not change them.
   inbox_count         int not null default 0,
@@ -66,6 +67,10 @@ create table gen_durable.gen_durable (
   leased_at           timestamptz,
   started_at          timestamptz,                        -- when its step started; set only for steps that take long
   locked_by           text,                               -- name of the worker; informational, the token is the guard
+
+  -- What the current step has stored while it ran. A retry keeps both; the transition to another step, and done, clear them.
+  checkpoint          jsonb,
+  progress            jsonb,                              -- done, total, message, at
 
   -- children
   parent_id           bigint,
@@ -117,9 +122,10 @@ create table gen_durable.gen_durable (
 
 create index gen_durable_pick on gen_durable.gen_durable (queue, priority, eligible_at, id)
   where status = 'runnable' and not gated;
--- The due rows of a queue with many priorities: a pick does not visit each priority of its future rows.
+-- The due rows of a queue with many priorities: a pick does not visit each priority of its future rows. It visits -10 to 10 in any
+-- case, so rows with the usual priorities write no entry.
 create index gen_durable_due on gen_durable.gen_durable (queue, eligible_at)
-  where status = 'runnable' and not gated and priority <> 0;
+  where status = 'runnable' and not gated and priority not between -10 and 10;
 -- The rows of a machine, by queue or by a prefix of its name: collated "C", so a prefix is a range. The queue is before the
 -- version, so that the backlog of a paused queue costs one probe per version.
 create index gen_durable_machine on gen_durable.gen_durable (fsm collate "C", queue, fsm_version, priority, eligible_at, id)
@@ -143,10 +149,11 @@ create unique index gen_durable_unique on gen_durable.gen_durable (unique_key)
   where unique_key is not null and status = any (unique_scope) and (deleted_at is null or status = 'executing');
 create unique index gen_durable_correlation on gen_durable.gen_durable (correlation_key)
   where correlation_key is not null and status = any (correlation_scope) and (deleted_at is null or status = 'executing');
--- Former holders of a unique key, and all instances that had a correlation key.
+-- Former holders of a unique or correlation key.
 create index gen_durable_unique_former on gen_durable.gen_durable (unique_key, id)
   where unique_key is not null and (status = any (unique_scope) and (deleted_at is null or status = 'executing')) is not true;
-create index gen_durable_key on gen_durable.gen_durable (correlation_key, id) where correlation_key is not null;
+create index gen_durable_correlation_former on gen_durable.gen_durable (correlation_key, id)
+  where correlation_key is not null and (status = any (correlation_scope) and (deleted_at is null or status = 'executing')) is not true;
 create index gen_durable_parent on gen_durable.gen_durable (parent_id, parent_round) where parent_id is not null;
 create index gen_durable_deadline on gen_durable.gen_durable (await_deadline)
   where status = 'awaiting_signal' and await_deadline is not null;
@@ -176,11 +183,15 @@ create table gen_durable.machines (
   steps        jsonb,                                     -- names of its steps, in the order of the class
   graph        jsonb,                                     -- nodes and edges, as gen_durable.graph() returns them; null: not readable
   state_schema jsonb,                                     -- JSON Schema of the state; null: its type has none
+  signals      jsonb,                                     -- by name of each declared signal, the JSON Schema of its payload or null
+  streams      jsonb,                                     -- by name of each declared stream, the JSON Schema of its items or null
   on_cancel    jsonb,                                     -- steps that react to a cancel: {"ship": "recall"}
   defaults     jsonb,                                     -- of inserts without code: priority, max_attempts, concurrency_key,
                                                           -- rate_limit; `computed`: options that only code can compute
   on_failure   jsonb,                                     -- step -> the step after its failure, for the reaper; null: none
+  max_attempts jsonb,                                     -- step -> executions after which it has failed; null: no step has a limit
   retention    jsonb,                                     -- seconds by final status; without one, the settings of workers decide
+  keeps_history boolean not null default false,           -- whether its transitions keep their states
   updated_at   timestamptz not null default statement_timestamp(),
   primary key (fsm, fsm_version)
 );
@@ -203,8 +214,9 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::te
        case when g.finished_at is null then g.awaits end as awaits,
        case when g.status = 'awaiting_signal' then g.await_deadline end as await_deadline, g.children_pending,
        g.last_error, g.error::text as error, g.correlation_key, g.unique_key, g.concurrency_key, g.rate_limit, g.weight,
-       g.parent_id, g.locked_by,
+       g.parent_id, g.locked_by, case when g.status = 'executing' then g.lease_expires_at end as lease_expires_at,
        g.inserted_at, g.updated_at, g.eligible_at, g.finished_at, g.cancel_requested_at, g.cancel_reason, g.cancelled_by,
        g.deleted_at, g.delete_reason, g.schedule, g.fire_time, g.collected_at, g.forked_from, g.forked_seq,
-       g.undo_steps::text as undo_steps, g.compensation::text as compensation
+       g.undo_steps::text as undo_steps, g.compensation::text as compensation, g.checkpoint::text as checkpoint,
+       g.progress::text as progress
   from gen_durable.gen_durable g;

@@ -116,6 +116,33 @@ begin
       from unnest(keys) with ordinality as given (key, ord) left join granted on granted.ord = given.ord;
 end $$;
 
+-- Give back the tokens of executions whose step does not start. Called by their commit, in its transaction, before it locks rows.
+-- In the time since the pick, the bucket may have been full, and would then have lost the tokens that arrived. They are not given
+-- back, so the bucket never grants more than burst and rate allow. Nothing is given back if the limit has changed since the pick.
+-- Guard: lease token and step_seq: an execution gives back its tokens once, and not those of a later execution.
+-- Locks: the buckets, ordered by key.
+create function gen_durable.return_tokens(ids bigint[], lease_tokens bigint[], step_seqs bigint[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  keys text[] := array(select g.rate_limit from unnest(ids, lease_tokens, step_seqs) as held (id, lease_token, step_seq)
+                         join gen_durable.gen_durable g
+                           on g.id = held.id and g.lease_token = held.lease_token and g.step_seq = held.step_seq);
+begin
+  perform from gen_durable.buckets b where b.key = any (keys) order by b.key for no key update;
+  update gen_durable.buckets b set full_at = b.full_at - given.time
+    from (select g.rate_limit as key,
+                 gen_durable.refill(sum(least(coalesce(g.weight, 1), l.burst)), l.allowed, l.period)
+                 - (clock_timestamp() - min(g.leased_at)) as time
+            from unnest(ids, lease_tokens, step_seqs) as held (id, lease_token, step_seq)
+            join gen_durable.gen_durable g
+              on g.id = held.id and g.lease_token = held.lease_token and g.step_seq = held.step_seq
+            join gen_durable.limits l
+              on l.kind = 'rate' and l.name = split_part(g.rate_limit, ':', 1) and l.updated_at <= g.leased_at
+           where g.rate_limit = any (keys)
+           group by g.rate_limit, l.allowed, l.period) given
+   where b.key = given.key and given.time > interval '0';
+end $$;
+
 -- Return the next gated rows of these keys to the pick index: as many as slots are free and not already covered by ungated due
 -- rows. Rows that no worker can start (passed_over) neither cover a slot nor are next. Returns the queues that have work now. A later statement of every transaction that frees a slot.
 -- Locks: ungated rows that cover a slot, ids descending, SKIP LOCKED, so that they cannot leave unseen (a locked row does not
@@ -369,7 +396,7 @@ begin
 end $$;
 
 revoke execute on function
-  gen_durable.check_limits, gen_durable.refill, gen_durable.take_tokens, gen_durable.ungate, gen_durable.defer_throttled,
+  gen_durable.check_limits, gen_durable.refill, gen_durable.take_tokens, gen_durable.return_tokens, gen_durable.ungate, gen_durable.defer_throttled,
   gen_durable.limit_changed, gen_durable.apply_limit, gen_durable.set_concurrency_limit, gen_durable.set_rate_limit,
   gen_durable.remove_limit
   from public;

@@ -278,11 +278,11 @@ begin
                 when eligible_at not between '0001-01-02 00:00+00' and '9999-12-30 00:00+00'
                   then format('eligible_at %s lies outside of the years 1 to 9999', eligible_at)
                 when computed ? 'concurrency_key' and not spec ? 'concurrency_key'
-                  then format('machine %L computes concurrency_key from the state, which SQL cannot: give concurrency_key, or null '
-                              'for none', fsm)
+                  then format('machine %L computes concurrency_key from the state, which SQL cannot: give concurrency_key; for none, '
+                              'give an empty text to insert, or null to insert_all', fsm)
                 when computed ? 'rate_limit' and not spec ? 'rate_limit'
-                  then format('machine %L computes rate_limit from the state, which SQL cannot: give rate_limit, or null for none',
-                              fsm)
+                  then format('machine %L computes rate_limit from the state, which SQL cannot: give rate_limit; for none, give an '
+                              'empty text to insert, or null to insert_all', fsm)
                 when octet_length(concurrency_key) not between 1 and 1024 then 'concurrency_key must have 1 to 1024 bytes'
                 when octet_length(correlation_key) not between 1 and 1024 then 'correlation_key must have 1 to 1024 bytes'
                 when octet_length(unique_key) not between 1 and 1024 then 'unique_key must have 1 to 1024 bytes'
@@ -382,6 +382,7 @@ begin
   end if;
 end $$;
 
+-- An empty concurrency_key or rate_limit means none, instead of the default of the machine.
 -- insert('Checkout', '{"order": 42}', correlation_key => 'order:42') returns the id and status of the new instance, or of the
 -- instance that has the key. Raises if the key belongs to an instance of another machine.
 create function gen_durable.insert(
@@ -402,7 +403,9 @@ begin
     'unique_key', unique_key, 'unique_scope', unique_scope, 'concurrency_key', concurrency_key,
     'max_attempts', max_attempts, 'idempotency_key', idempotency_key, 'traceparent', traceparent,
     'rate_limit', rate_limit, 'weight', weight))
-    || jsonb_build_object('state', state))) as one;
+    || jsonb_build_object('state', state)
+    || case when concurrency_key = '' then '{"concurrency_key": null}' else '{}' end::jsonb
+    || case when rate_limit = '' then '{"rate_limit": null}' else '{}' end::jsonb)) as one;
   if answer.taken_by is not null then
     raise exception 'cannot insert %: its % belongs to % %', fsm, answer.taken_by ->> 'key', answer.taken_by ->> 'fsm',
       answer.taken_by ->> 'id'

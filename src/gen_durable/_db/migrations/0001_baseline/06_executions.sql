@@ -11,6 +11,11 @@ create table gen_durable.executions (
   outcome      text not null,                             -- next ... stop, edit; if ABORTED: retry, shutdown, rejoin,
                                                           -- unknown_step, lease, poison, cancelled
   step         text not null,
+  to_step      text,                                      -- the step that the transition led to; null: it ended the instance, or
+                                                          -- the execution was aborted
+  cause        text,                                      -- why the instance failed or the execution was aborted: stop, error,
+                                                          -- timeout, exhausted, no_handler, refused, crash, poison; null: neither
+                                                          -- by its code nor by a crash
   lease_owner  text,
   leased_at    timestamptz,
   lease_expires_at timestamptz,                           -- expiry of the lease when the execution ended
@@ -18,12 +23,15 @@ create table gen_durable.executions (
   finished_at  timestamptz not null,
   error        text,
   retried_at   timestamptz,                               -- it ended the job, and the job was retried then
-  -- With history, and of edits:
-  state        jsonb,                                     -- the state that the transition wrote
-  state_before jsonb,                                     -- the state before, where no earlier record has it
-  signals      text[],                                    -- names of the consumed signals
+  signals      jsonb,                                     -- what it consumed, and what its end deleted unread (unread: true):
+                                                          -- the newest 100, with id, name and time of arrival (at)
   awaits       text[],                                    -- of an await: the names of the signals ...
-  await_deadline timestamptz                              -- ... and the deadline
+  await_deadline timestamptz,                             -- ... and the deadline
+  -- With history, and of edits:
+  state        jsonb,                                     -- the state that the transition wrote ...
+  state_version int,                                      -- ... and the version of the machine that can read it
+  state_before jsonb,                                     -- the state before, where no earlier record has it ...
+  state_before_version int                                -- ... and its version
 ) with (autovacuum_vacuum_insert_scale_factor = 0.1);
 
 -- At most one execution commits a transition. The guard of commits ensures it; this index enforces it.
@@ -36,16 +44,17 @@ create index executions_committed on gen_durable.executions (finished_at) where 
 create view gen_durable.gen_durable_executions as
 select e.instance_id || ':' || e.execution as exec_id, e.instance_id as job_id, e.execution as attempt, e.lease_owner,
        e.lease_expires_at, e.status, e.leased_at, e.started_at, e.finished_at, e.step, e.step_seq,
-       e.attempt as step_attempt, e.outcome, e.error, e.retried_at
+       e.attempt as step_attempt, e.outcome, e.error, e.retried_at, e.to_step, e.cause
   from gen_durable.executions e where e.status in ('COMMITTED', 'DONE')
 union all
 select e.instance_id || ':' || e.execution, e.instance_id, e.execution, e.lease_owner, e.lease_expires_at, e.status, e.leased_at,
-       e.started_at, e.finished_at, e.step, e.step_seq, e.attempt, e.outcome, e.error, e.retried_at
+       e.started_at, e.finished_at, e.step, e.step_seq, e.attempt, e.outcome, e.error, e.retried_at, e.to_step,
+       e.cause
   from gen_durable.executions e where e.status = 'ABORTED'
 union all
 select g.id || ':' || g.execution, g.id, g.execution, g.locked_by, g.lease_expires_at,
        case when g.started_at is null then 'LEASED' else 'IN_PROGRESS' end, g.leased_at, g.started_at, null, g.step,
-       g.step_seq + 1, g.attempt, null, null, null
+       g.step_seq + 1, g.attempt, null, null, null, null, null
   from gen_durable.gen_durable g where g.status = 'executing';
 
 -- The state of a job, derived from its executions. The execution that ended it decides, unless the job was retried since. A
@@ -67,6 +76,15 @@ select g.id as job_id, g.state as payload, g.execution as attempt, g.inserted_at
          case g.status when 'done' then 'SUCCEEDED' when 'failed' then 'FAILED' when 'cancelled' then 'CANCELLED' end,
          case when g.lease_token is not null or g.step_seq > 0 then 'RUNNING' else 'PENDING' end) as state
   from gen_durable.gen_durable g;
+
+-- Whether an execution of this transition was already recorded as unknown_step: the next one that is returned for it has neither a
+-- record nor a number, or the records of an instance would grow as long as no worker has its step.
+create function gen_durable.is_known_return(instance_id bigint, step_seq bigint) returns boolean
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  select exists (select from gen_durable.executions e
+                  where e.instance_id = is_known_return.instance_id and e.step_seq = is_known_return.step_seq
+                    and e.status = 'ABORTED' and e.outcome = 'unknown_step')
+$$;
 
 -- Between an effect and its outcome: lock the row if this execution still owns its lease and no cancel is requested. The lock
 -- keeps that true until the end of the transaction. No id: the effect is rolled back. Also returns whether the transaction is
@@ -142,4 +160,14 @@ begin
     returning g.id, g.status::text, g.queue;
 end $$;
 
-revoke execute on function gen_durable.lock_for_effect, gen_durable.join_parents, gen_durable.fix_barriers from public;
+-- Whether the transitions of an instance keep their states, as its machine says, or a newer version that may upgrade it. For
+-- transitions that are not outcomes: of the reaper, and to undo and on_cancel steps.
+create function gen_durable.keeps_history(fsm text, version int) returns boolean
+language sql stable
+return exists (select from gen_durable.machines m
+                where m.fsm = keeps_history.fsm and m.fsm_version >= keeps_history.version and m.keeps_history);
+
+revoke execute on function
+  gen_durable.keeps_history, gen_durable.is_known_return, gen_durable.lock_for_effect, gen_durable.join_parents,
+  gen_durable.fix_barriers
+  from public;

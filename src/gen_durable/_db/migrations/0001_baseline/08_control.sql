@@ -5,14 +5,13 @@
 -- step; with force they end now: the lease is revoked, and the worker can commit nothing. One row per instance that exists.
 -- An instance whose step has on_cancel goes to that step, and one with undo steps runs them before it ends (unwind); an instance that
 -- runs undo steps is left alone. force skips all of this.
---   undo     false: do not run undo steps, or run no further ones
---   reacts   false: ignore on_cancel
+--   undo     false: run neither on_cancel nor undo steps, or no further undo steps
 -- Locks: targets, ids descending; then their parents (join_parents); then the next gated rows (ungate).
 --   was      the status before
 --   status   the status now: cancelled; executing (requested); runnable or awaiting_children (redirected); compensating, if it
 --            runs undo steps and was left alone; or the final status that it already had
 create function gen_durable.cancel_rows(
-  target_ids bigint[], reason text, actor text, force boolean, undo boolean default true, reacts boolean default true)
+  target_ids bigint[], reason text, actor text, force boolean, undo boolean default true)
 returns table (id bigint, was text, status text, queues text[])
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -39,8 +38,8 @@ begin
                                        and (not undo or g.undo_steps is null)) as ending
     into live from gen_durable.gen_durable g
     left join lateral (select m.on_cancel ->> g.step as step from gen_durable.machines m
-                        where reacts and not force and m.fsm = g.fsm and m.fsm_version = g.fsm_version
-                          and (g.compensation ? 'end') is not true) reaction on true
+                        where undo and not force and m.fsm = g.fsm and m.fsm_version = g.fsm_version
+                          and (g.compensation ?| '{end,final}') is not true) reaction on true
    where g.id = any (target_ids) and g.status not in ('done', 'failed', 'cancelled')
      and (not undo or force or (g.compensation ? 'end') is not true);
   if live.ids is null then
@@ -52,15 +51,20 @@ begin
          cancel_reason = case when g.cancel_requested_at is null then reason else coalesce(g.cancel_reason, reason) end,
          cancelled_by = case when g.cancel_requested_at is null then actor else coalesce(g.cancelled_by, actor) end,
          compensation = case when force then g.compensation else nullif(
-                          coalesce(g.compensation, '{}')
+                          case when undo then coalesce(g.compensation, '{}') else coalesce(g.compensation, '{}') - 'to' end
                           || case when row.reaction is null then '{}' else jsonb_build_object('to', row.reaction) end
                           || case when undo or g.undo_steps is null then '{}' else '{"final": true}'::jsonb end, '{}') end
     from unnest(live.ids, live.reactions) as row (id, reaction)
    where g.id = row.id;
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
-                                      leased_at, lease_expires_at, started_at, finished_at)
+                                      leased_at, lease_expires_at, started_at, finished_at, signals)
   select g.id, g.step_seq + 1, g.execution + (g.status <> 'executing' and g.execution < 2147483647)::int, g.attempt, 'ABORTED',
-         'cancelled', g.step, g.locked_by, g.leased_at, g.lease_expires_at, g.started_at, statement_timestamp()
+         'cancelled', g.step, g.locked_by, g.leased_at, g.lease_expires_at, g.started_at, statement_timestamp(),
+         case when g.has_signals then (
+           select jsonb_agg(jsonb_build_object('id', newest.id, 'name', newest.name, 'at', newest.inserted_at, 'unread', true)
+                            order by newest.id)
+             from (select s.* from gen_durable.signals s where s.target_id = g.id and s.consumed_seq is null
+                    order by s.id desc limit 100) newest) end
     from gen_durable.gen_durable g where g.id = any (ending);
   insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
   select g.id, case when g.id = any (ending) then 'cancelled' else 'cancel_requested' end, actor, reason,
@@ -83,17 +87,18 @@ begin
   delete from gen_durable.signals s
    where s.target_id = any (ending) and s.consumed_seq is null or s.target_id = any (ending) and s.dedup_key is not null;
   woken := array(
-             select gen_durable.join_parents(array_agg(g.parent_id), array_agg(g.parent_round)) from gen_durable.gen_durable g
-              where g.id = any (ending) and g.parent_id is not null having count(*) > 0)
-           || array(select gen_durable.ungate(live.keys));
+    select gen_durable.join_parents(array_agg(g.parent_id), array_agg(g.parent_round)) from gen_durable.gen_durable g
+     where g.id = any (ending) and g.parent_id is not null having count(*) > 0);
   for one in
     select row.id from unnest(live.ids, live.statuses) as row (id, was)
      where row.was <> 'executing' and row.id <> all (ending) order by row.id desc
   loop
     woken := woken || array(
-      select moved.queue from gen_durable.unwind(one.id, 'cancelled', false, null, null, null, null, null, null, null, 'all') moved
+      select moved.queue from gen_durable.unwind(one.id, 'cancelled', false, null, null, null, null, null, null, null, 'all', false) moved
        where moved.status = 'runnable');
   end loop;
+  -- Last: a parent that waits for its children before its undo step has left the rows of its key.
+  woken := woken || array(select gen_durable.ungate(live.keys));
   return query
     select row.id, row.was, g.status::text, woken
       from unnest(live.ids, live.statuses) as row (id, was) join gen_durable.gen_durable g on g.id = row.id;
@@ -111,7 +116,7 @@ declare
   one   record;
 begin
   reason := gen_durable.short_reason(reason);
-  for one in select * from gen_durable.cancel_rows(target_ids, reason, actor, false, false, false) loop
+  for one in select * from gen_durable.cancel_rows(target_ids, reason, actor, false, false) loop
     woken := woken || coalesce(one.queues, '{}');
   end loop;
   insert into gen_durable.audit_events (instance_id, event, actor, reason)
@@ -141,7 +146,7 @@ begin
      group by found.delete_reason
   loop
     return query
-      select distinct unnest(c.queues) from gen_durable.cancel_rows(one.ids, one.reason, actor, false, false, false) c;
+      select distinct unnest(c.queues) from gen_durable.cancel_rows(one.ids, one.reason, actor, false, false) c;
     insert into gen_durable.audit_events (instance_id, event, actor, reason)
     select row.id, 'deleted', actor, gen_durable.short_reason(one.reason) from unnest(one.ids) as row (id)
      where (select s.audit from gen_durable.settings s) >= 'failures';
@@ -218,8 +223,8 @@ end $$;
 --   * A child counts for its parent again if the parent waits for its round, or has yet to run the joining step, for the first
 --     time or again. An executing parent is not changed: its worker loads the children and returns the row if one is live
 --     (`rejoin`).
---   * An instance whose undo step failed, or was stopped, goes on with that undo step. An instance that is undone completely starts
---     at the first of the steps that were undone: their work is gone.
+--   * An instance whose undo step failed, or was stopped, goes on with that undo step, after its live children, and towards the same
+--     end. An instance that is undone completely starts at the first of the steps that were undone: their work is gone.
 create function gen_durable.retry_rows(target_ids bigint[], new_state text, new_step text, reason text, actor text)
 returns table (id bigint, is_retried boolean, status text, queue text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -272,10 +277,10 @@ begin
     from gen_durable.gen_durable g
    where g.id = any (retried) and e.instance_id = g.id and e.step_seq <= g.step_seq + 1 and e.status = 'ABORTED'
      and e.outcome in ('cancelled', 'poison') and e.retried_at is null;
-  insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at, state,
-                                      state_before)
-  select g.id, g.step_seq + 1, g.execution + (g.execution < 2147483647)::int, g.attempt, 'DONE', 'edit', g.step,
-         statement_timestamp(), coalesce(new_state::jsonb, g.state), g.state
+  insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, to_step, finished_at, state,
+                                      state_version, state_before, state_before_version)
+  select g.id, g.step_seq + 1, g.execution + (g.execution < 2147483647)::int, g.attempt, 'DONE', 'edit', g.step, new_step,
+         statement_timestamp(), coalesce(new_state::jsonb, g.state), g.fsm_version, g.state, g.fsm_version
     from gen_durable.gen_durable g where new_step is not null and g.id = any (retried);
   insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
   select g.id, 'retried', actor, reason, case when new_step is not null then jsonb_build_object(
@@ -294,12 +299,15 @@ begin
            step_seq = g.step_seq + (new_step is not null)::int,
            execution = g.execution + (new_step is not null and g.execution < 2147483647)::int,
            awaits = case when new_step is null then g.awaits end, timed_out = g.timed_out and new_step is null,
-           spawn_round = case when new_step is not null then null
+           checkpoint = case when new_step is null then g.checkpoint end, progress = case when new_step is null then g.progress end,
+           spawn_round = case when new_step is not null or g.undo_steps is null and g.compensation ? 'end' then null
                               when g.status = 'failed' and g.crash_count = 0 and g.spawn_round = g.step_seq - 1
                               then g.step_seq else g.spawn_round end,
            state = coalesce(new_state::jsonb, g.state), attempt = 0, crash_count = 0, result = null,
            last_error = null, error = null, eligible_at = statement_timestamp(), finished_at = null, expires_at = null, collected_at = null,
-           cancel_requested_at = null, cancel_reason = null, cancelled_by = null, updated_at = statement_timestamp()
+           cancel_requested_at = null, updated_at = statement_timestamp(),
+           cancel_reason = case when new_step is null and g.undo_steps is not null then g.compensation -> 'end' ->> 'reason' end,
+           cancelled_by = case when new_step is null and g.undo_steps is not null then g.compensation -> 'end' ->> 'actor' end
      where g.id = any (retried);
   exception when unique_violation then
     perform gen_durable.raise_key_conflict(retried, 'retry', 'runnable');
@@ -310,7 +318,8 @@ begin
     from (select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
            where child.parent_id = any (retried || parked) and child.status not in ('done', 'failed', 'cancelled')
            group by child.parent_id, child.parent_round) live
-   where p.id = live.parent_id and p.spawn_round = live.parent_round and p.spawn_round = p.step_seq;
+   where p.id = live.parent_id and p.spawn_round = live.parent_round
+     and (p.spawn_round = p.step_seq or p.compensation ? 'end' and p.status = 'runnable');
   if parked <> '{}' then
     perform gen_durable.ungate(array(select g.concurrency_key from gen_durable.gen_durable g
                                       where g.id = any (parked) and g.concurrency_key is not null));
@@ -324,8 +333,10 @@ end $$;
 -- another idempotency key. The record keeps the state before and after. One row if the instance exists.
 --   expected_seq, expected_version   refuse the edit if the instance has others; null: any
 --   wake      a parked instance stops waiting, and a delayed one is due now
---   refusal   null if it was edited; else deleted, executing, ended, collected or moved
--- Locks: the target and the children of its barrier, which move with its step_seq; ids descending.
+--   refusal   null if it was edited; else deleted, executing, ended, collected, moved or compensating: an instance that runs undo
+--             steps, or has run them, takes no other step
+-- Locks: the target and the children of its barrier, which move with its step_seq; ids descending. A target that has scheduled
+-- children after they were read has moved: they would be locked after their parent.
 create function gen_durable.edit_row(
   target bigint, new_state text, new_step text, expected_seq bigint, expected_version int, wake boolean, reason text, actor text)
 returns table (id bigint, refusal text, status text, step_seq bigint, queue text)
@@ -348,7 +359,11 @@ begin
                    when g.status = 'executing' then 'executing'
                    when g.status in ('done', 'cancelled') then 'ended'
                    when g.collected_at is not null then 'collected'
-                   when g.step_seq <> expected_seq or g.fsm_version <> expected_version then 'moved' end as refusal
+                   when g.step_seq <> expected_seq or g.fsm_version <> expected_version
+                     or exists (select from gen_durable.gen_durable child
+                                 where child.parent_id = target and child.parent_round = g.spawn_round and child.id <> all (family))
+                     then 'moved'
+                   when new_step is not null and g.compensation ? 'end' then 'compensating' end as refusal
     into found_row from gen_durable.gen_durable g where g.id = target;
   if not found then
     return;
@@ -365,10 +380,13 @@ begin
     update gen_durable.gen_durable child set parent_round = child.parent_round + 1
      where child.parent_id = target and child.parent_round = found_row.spawn_round;
   end if;
-  insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at, state,
-                                      state_before)
+  -- With the await that its step keeps, for a fork.
+  insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, to_step, finished_at, state,
+                                      state_version, state_before, state_before_version, awaits, await_deadline)
   values (target, found_row.step_seq + 1, found_row.execution + (found_row.execution < 2147483647)::int, found_row.attempt, 'DONE',
-          'edit', found_row.step, statement_timestamp(), coalesce(new_state::jsonb, found_row.state), found_row.state);
+          'edit', found_row.step, coalesce(new_step, found_row.step), statement_timestamp(), coalesce(new_state::jsonb, found_row.state),
+          found_row.fsm_version, found_row.state, found_row.fsm_version, case when not leaves then found_row.awaits end,
+          case when not leaves and found_row.awaits is not null then found_row.await_deadline end);
   update gen_durable.gen_durable g
      set state = coalesce(new_state::jsonb, g.state), step = coalesce(new_step, g.step), step_seq = g.step_seq + 1,
          execution = g.execution + (g.execution < 2147483647)::int,
@@ -379,6 +397,7 @@ begin
          crash_count = case when g.status = 'failed' then g.crash_count else 0 end,
          awaits = case when not leaves then g.awaits end, presented = case when not leaves then g.presented end,
          timed_out = g.timed_out and not leaves,
+         checkpoint = case when new_step is null then g.checkpoint end, progress = case when new_step is null then g.progress end,
          spawn_round = case when is_joined then g.spawn_round + 1 else g.spawn_round end,
          children_pending = case when leaves then 0 else g.children_pending end,
          -- A throttled row keeps its position in the timetable of its bucket.
@@ -399,22 +418,31 @@ begin
 end $$;
 
 -- Insert a new instance that starts after a transition of another one, with its machine, version, queue, priority and limits, but
--- without its keys, signals and children. An await is repeated, with the same time until its deadline. One row if the origin exists.
---   at        the transition; null: as the origin is now. An earlier one needs the state that its record keeps.
---   problem   null if it was inserted; else collected, children, unknown, not_kept, no_step or key_taken
+-- without its keys, signals and children. The await before its step is repeated, also if it is over: now, until the same deadline; at
+-- an earlier transition, with the same time until its deadline. One row if the origin exists.
+-- It undoes nothing of its origin. So it does not start at an undo step: after the first one, it needs a step.
+--   at                 the transition; null: as the origin is now. An earlier one needs the state that its record keeps. The fork has
+--                      the version of that state, also with new_state, or that of the origin if the state was not kept.
+--   expected_version   insert nothing if the fork would have another version; null: any
+--   problem            null if it was inserted; else collected, children, unknown, undone, not_kept, no_step, upgraded or key_taken
 -- Locks: the origin FOR KEY SHARE, so that the collector does not delete it and its records; commits do not wait for that.
 create function gen_durable.fork_row(
-  target bigint, at bigint, new_state text, new_step text, new_correlation_key text, new_unique_key bytea, reason text, actor text)
+  target bigint, at bigint, new_state text, new_step text, expected_version int, new_correlation_key text, new_unique_key bytea,
+  reason text, actor text)
 returns table (id bigint, problem text, queue text, status text, step_seq bigint)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
   origin   record;
   made     record;
+  led      record;
+  version  int;
   state    jsonb := new_state::jsonb;
   step     text := new_step;
   awaits   text[];
   deadline timestamptz;
+  timed_out boolean := false;
+  is_joined boolean;
   live     gen_durable.durable_status[] := '{runnable,executing,awaiting_signal,awaiting_children}';
 begin
   reason := gen_durable.short_reason(reason);
@@ -424,50 +452,76 @@ begin
     return;
   end if;
   step_seq := coalesce(at, origin.step_seq);
-  if step_seq = origin.step_seq then
+  if step_seq > origin.step_seq then
+    problem := 'unknown';
+  elsif step_seq = origin.step_seq then
     if origin.collected_at is not null and state is null then
       problem := 'collected';
-    elsif step is null and origin.spawn_round = origin.step_seq then
-      problem := 'children';
+    elsif new_step is null and origin.compensation ? 'end' then
+      problem := 'undone';
     end if;
     state := coalesce(state, origin.state);
-    if step is null and origin.status = 'awaiting_signal' then
-      awaits := origin.awaits;
-      deadline := origin.await_deadline;
-    end if;
+    version := origin.fsm_version;
     step := coalesce(step, origin.step);
-  elsif step_seq > origin.step_seq then
-    problem := 'unknown';
   else
+    if new_step is null and exists (
+         select from gen_durable.executions e
+          where e.instance_id = target and e.status in ('COMMITTED', 'DONE')
+            -- Retention may have removed the record of the begin.
+            and (e.outcome = 'undo' and e.step_seq <= fork_row.step_seq
+                 or e.outcome = 'undone' and e.step_seq <= fork_row.step_seq + 1)) then
+      problem := 'undone';
+    end if;
     if step_seq > 0 then
       select e.* into made from gen_durable.executions e
        where e.instance_id = target and e.step_seq = fork_row.step_seq and e.status in ('COMMITTED', 'DONE');
-      if step is null and made.outcome = 'schedule_children' then
-        problem := 'children';
-      elsif step is null then
-        awaits := made.awaits;
-        deadline := statement_timestamp() + (made.await_deadline - made.finished_at);
-      end if;
-      state := coalesce(state, made.state);
     else
-      state := coalesce(state, (
-        select e.state_before from gen_durable.executions e
-         where e.instance_id = target and e.step_seq = 1 and e.state_before is not null order by e.execution limit 1));
+      select e.state_before as state, e.state_before_version as state_version, e.step as to_step into made from gen_durable.executions e
+       where e.instance_id = target and e.step_seq = 1 and e.state_before is not null order by e.execution limit 1;
     end if;
-    step := coalesce(step, (
+    state := coalesce(state, made.state);
+    version := coalesce(made.state_version, origin.fsm_version);
+    step := coalesce(step, made.to_step, (
       select e.step from gen_durable.executions e
        where e.instance_id = target and e.step_seq = fork_row.step_seq + 1 and e.status in ('COMMITTED', 'DONE')));
     problem := coalesce(problem, case when state is null then 'not_kept' when step is null then 'no_step' end);
   end if;
+  if new_step is null and problem is null then
+    if step_seq = origin.step_seq and origin.status <> 'done' then
+      awaits := origin.awaits;
+      deadline := origin.await_deadline;
+      timed_out := origin.timed_out;
+      -- After a stop they are one round behind; see retry_rows.
+      is_joined := origin.spawn_round in (
+        origin.step_seq, origin.step_seq - (origin.status = 'failed' and origin.crash_count = 0)::int);
+    else
+      -- A step that has ended its instance runs again: what led to it is the transition before the end.
+      select e.* into led from gen_durable.executions e
+       where e.instance_id = target and e.step_seq <= fork_row.step_seq and e.status in ('COMMITTED', 'DONE')
+         and e.outcome not in ('done', 'stop')
+       order by e.step_seq desc limit 1;
+      awaits := led.awaits;
+      deadline := statement_timestamp() + (led.await_deadline - led.finished_at);
+      -- Edits move the children of the round with them.
+      is_joined := led.outcome = 'schedule_children' or led.outcome = 'edit' and exists (
+        select from gen_durable.gen_durable child
+         where child.parent_id = target and child.parent_round >= led.step_seq and not exists (
+               select from gen_durable.executions e
+                where e.instance_id = target and e.status in ('COMMITTED', 'DONE') and e.outcome = 'schedule_children'
+                  and e.step_seq > led.step_seq and e.step_seq <= child.parent_round));
+    end if;
+    problem := case when is_joined then 'children' end;
+  end if;
+  problem := coalesce(problem, case when version <> expected_version then 'upgraded' end);
   if problem is null then
-    status := case when awaits is null then 'runnable' else 'awaiting_signal' end;
+    status := case when awaits is null or timed_out then 'runnable' else 'awaiting_signal' end;
     begin
       insert into gen_durable.gen_durable as g
-             (fsm, fsm_version, step, rest_step, status, state, awaits, await_deadline, queue, priority, max_attempts,
+             (fsm, fsm_version, step, rest_step, status, state, awaits, await_deadline, timed_out, queue, priority, max_attempts,
               concurrency_key, rate_limit, weight, traceparent, correlation_key, correlation_scope, unique_key, unique_scope,
               forked_from, forked_seq)
-      values (origin.fsm, origin.fsm_version, step, case when awaits is null then '' else step end,
-              fork_row.status::gen_durable.durable_status, state, awaits, deadline, origin.queue, origin.priority,
+      values (origin.fsm, version, step, case when status = 'runnable' then '' else step end,
+              fork_row.status::gen_durable.durable_status, state, awaits, deadline, timed_out, origin.queue, origin.priority,
               origin.max_attempts, origin.concurrency_key, origin.rate_limit, origin.weight, origin.traceparent,
               new_correlation_key, case when new_correlation_key is not null then live end,
               new_unique_key, case when new_unique_key is not null then live end, target, fork_row.step_seq)
@@ -479,7 +533,7 @@ begin
   if problem is null then
     insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
     select fork_row.id, 'created', actor, reason, jsonb_build_object(
-             'machine', origin.fsm, 'version', origin.fsm_version, 'step', step, 'queue', origin.queue,
+             'machine', origin.fsm, 'version', version, 'step', step, 'queue', origin.queue,
              'forked_from', target, 'forked_seq', fork_row.step_seq)
      where (select s.audit from gen_durable.settings s) >= 'failures';
   end if;
@@ -501,9 +555,14 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
      where g.correlation_key = target and g.status = any (g.correlation_scope) and (g.deleted_at is null or g.status = 'executing')
     union all
     (select 1, g.status::text from gen_durable.gen_durable g
-      where g.correlation_key = target and g.deleted_at is null order by g.id desc limit 1)
+      where g.correlation_key = target and g.deleted_at is null
+        and (g.status = any (g.correlation_scope) and (g.deleted_at is null or g.status = 'executing')) is not true
+      order by g.id desc limit 1)
     union all
-    (select 2, g.status::text from gen_durable.gen_durable g where g.correlation_key = target order by g.id desc limit 1)
+    (select 2, g.status::text from gen_durable.gen_durable g
+      where g.correlation_key = target
+        and (g.status = any (g.correlation_scope) and (g.deleted_at is null or g.status = 'executing')) is not true
+      order by g.id desc limit 1)
     order by rank limit 1) found
 $$;
 
@@ -517,16 +576,22 @@ begin
   if target_id is not null then
     select g.id into found_id from gen_durable.gen_durable g where g.id = target_id;
   else
-    select g.id into found_id from gen_durable.gen_durable g
-     where g.correlation_key = target_key and g.status = any (g.correlation_scope) and (g.deleted_at is null or g.status = 'executing');
-    if found_id is null then
-      select g.id into found_id from gen_durable.gen_durable g
-       where g.correlation_key = target_key and g.deleted_at is null order by g.id desc limit 1;
-    end if;
-    if found_id is null then
-      select g.id into found_id from gen_durable.gen_durable g
-       where g.correlation_key = target_key order by g.id desc limit 1;
-    end if;
+    -- One statement: between two, a row that has ended may occupy its key again.
+    select found.id into found_id from (
+      select 0 as rank, g.id from gen_durable.gen_durable g
+       where g.correlation_key = target_key and g.status = any (g.correlation_scope)
+         and (g.deleted_at is null or g.status = 'executing')
+      union all
+      (select 1, g.id from gen_durable.gen_durable g
+        where g.correlation_key = target_key and g.deleted_at is null
+          and (g.status = any (g.correlation_scope) and (g.deleted_at is null or g.status = 'executing')) is not true
+        order by g.id desc limit 1)
+      union all
+      (select 2, g.id from gen_durable.gen_durable g
+        where g.correlation_key = target_key
+          and (g.status = any (g.correlation_scope) and (g.deleted_at is null or g.status = 'executing')) is not true
+        order by g.id desc limit 1)
+      order by rank limit 1) found;
   end if;
   if found_id is null then
     raise exception 'there is no instance %', coalesce(target_id::text, quote_literal(left(target_key, 1024)))
@@ -575,8 +640,15 @@ returns text
 language sql security definer set search_path = pg_catalog, pg_temp as $$
   -- The latest deleted instance with the key, even if another instance occupies it now.
   select gen_durable.restore(coalesce(
-    (select g.id from gen_durable.gen_durable g where g.correlation_key = target and g.deleted_at is not null
-      order by g.id desc limit 1), gen_durable.resolve(null, target)), reason, actor)
+    (select max(found.id) from (
+       select g.id from gen_durable.gen_durable g
+        where g.correlation_key = target and g.status = any (g.correlation_scope) and g.status = 'executing' and g.deleted_at is not null
+       union all
+       (select g.id from gen_durable.gen_durable g
+         where g.correlation_key = target and g.deleted_at is not null
+           and (g.status = any (g.correlation_scope) and (g.deleted_at is null or g.status = 'executing')) is not true
+         order by g.id desc limit 1)) found),
+    gen_durable.resolve(null, target)), reason, actor)
 $$;
 
 -- retry(42) returns whether the instance is retried.

@@ -43,10 +43,10 @@ declare
   at_once int := greatest(1, 16000000 / octet_length(due.spec::text));
   batch   record;
   -- The limit of the spec, or the default of the machine.
-  allowed text := coalesce(due.spec ->> 'rate_limit', (
+  allowed text := case when due.spec ? 'rate_limit' then due.spec ->> 'rate_limit' else (
     select m.defaults ->> 'rate_limit' from gen_durable.machines m
      where m.fsm = due.spec ->> 'fsm' and (due.spec ->> 'version' is null or m.fsm_version = (due.spec ->> 'version')::int)
-     order by m.fsm_version desc limit 1));
+     order by m.fsm_version desc limit 1) end;
 begin
   for start in 1 .. cardinality(fire_times) by at_once loop
     select array_agg(answer.id order by answer.ord) as ids, array_agg(answer.inserted order by answer.ord) as are_new,
@@ -54,7 +54,7 @@ begin
       into batch
       from gen_durable.insert_all(
              (select jsonb_agg(due.spec - '{rate_limit,weight}'::text[]
-                               || case when allowed is null then '{}' else '{"rate_limit": null}'::jsonb end)
+                               || case when allowed is null and not due.spec ? 'rate_limit' then '{}' else '{"rate_limit": null}'::jsonb end)
                 from unnest(fire_times[start : start + at_once - 1]))) as answer;
     if batch.taken_by is not null then
       raise exception 'cannot insert %: its % belongs to % %', due.spec ->> 'fsm', batch.taken_by ->> 'key',

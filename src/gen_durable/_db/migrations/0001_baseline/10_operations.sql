@@ -13,13 +13,20 @@ create table gen_durable.workers (
   expires_at     timestamptz not null,
   is_draining    boolean not null default false,          -- it starts no more work
   queues         text[] not null,
+  capacities     int[] not null default '{}',             -- executions at once of each queue, same positions
+  capacity       int,                                     -- executions at once of all queues; null: no bound
+  in_flight      int not null default 0,                  -- executions that it had leased at the last heartbeat
   prefixes       text[] not null,
+  prefix_capacities int[] not null default '{}',          -- executions at once of each prefix, same positions
   leaves_unknown boolean not null,                        -- it does not run unknown machines under its prefixes
   fsms           text[] not null,                         -- the machines that it runs
   fsm_versions   int[] not null,                          -- their versions, same positions
   fsm_steps      jsonb not null default '[]',             -- the steps at which it runs their rows, same positions
   paused_queues  text[] not null default '{}',            -- paused queues that it has stopped starting
-  paused_since   timestamptz[] not null default '{}'      -- the paused_at that it confirms, same positions
+  paused_since   timestamptz[] not null default '{}',     -- the paused_at that it confirms, same positions
+  incompatible   jsonb not null default '[]',             -- findings of its start: instances that it cannot run, with ids
+  blocked        jsonb                                    -- machine, step and id of the step that blocks its event loop, and
+                                                          -- since when; null: none
 );
 
 -- Run-time settings of queues. A queue without a row is served with the settings of its workers.

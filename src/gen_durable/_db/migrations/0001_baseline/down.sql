@@ -1,8 +1,21 @@
 -- Drop everything, with all instances.
-drop function gen_durable.unwind(bigint, gen_durable.durable_status, boolean, text, jsonb, text, text, int, bigint[], text, text);
+drop function gen_durable.unwind(bigint, gen_durable.durable_status, boolean, text, jsonb, text, text, int, bigint[], text, text, boolean);
+drop function gen_durable.cause_of_undo(jsonb);
 drop function gen_durable.undo_error(jsonb, text, text);
-drop function gen_durable.crash_redirects(jsonb, jsonb, boolean, boolean);
-drop function gen_durable.redirects(jsonb, jsonb, boolean, gen_durable.durable_status);
+drop function gen_durable.crash_redirects(jsonb, jsonb, boolean, boolean, boolean);
+drop function gen_durable.redirects(jsonb, jsonb, boolean, boolean, gen_durable.durable_status);
+
+drop function gen_durable.short_histogram(bigint[]);
+drop function gen_durable.add_histograms(int[], int[]);
+drop table gen_durable.backlog, gen_durable.machine_stats, gen_durable.step_stats;
+
+drop function gen_durable.stop_batch(bigint, text, text);
+drop function gen_durable.start_batch(text, jsonb, jsonb, text, text, bigint, bigint, bigint);
+drop function gen_durable.batch_page(bigint, bigint, bigint, bigint[], bigint, boolean, text, text, interval);
+drop function gen_durable.add_outcomes(jsonb, text[]);
+drop table gen_durable.batches;
+
+drop table gen_durable.stream_items;
 
 drop function gen_durable.revoke_producer(name);
 drop function gen_durable.grant_producer(name, text[]);
@@ -29,7 +42,7 @@ drop function gen_durable.cancel(bigint, text, text, boolean, boolean);
 drop function gen_durable.resolve(bigint, text);
 drop function gen_durable.job_status(text);
 drop function gen_durable.job_status(bigint);
-drop function gen_durable.fork_row(bigint, bigint, text, text, text, bytea, text, text);
+drop function gen_durable.fork_row(bigint, bigint, text, text, int, text, bytea, text, text);
 drop function gen_durable.edit_row(bigint, text, text, bigint, int, boolean, text, text);
 drop function gen_durable.retry_rows(bigint[], text, text, text, text);
 drop function gen_durable.restore_rows(bigint[], text, text);
@@ -38,12 +51,15 @@ drop trigger on_deleted on gen_durable.gen_durable;
 drop function gen_durable.on_deleted();
 drop function gen_durable.end_deleted(int, text);
 drop function gen_durable.delete_rows(bigint[], text, text);
-drop function gen_durable.cancel_rows(bigint[], text, text, boolean, boolean, boolean);
+drop function gen_durable.cancel_rows(bigint[], text, text, boolean, boolean);
 
+drop function gen_durable.replay_rows(bigint[], text, text, jsonb);
 drop table gen_durable.received_messages, gen_durable.outbox;
 
+drop function gen_durable.keeps_history(text, int);
 drop function gen_durable.fix_barriers(bigint[]);
 drop function gen_durable.join_parents(bigint[], bigint[]);
+drop function gen_durable.is_known_return(bigint, bigint);
 drop function gen_durable.lock_for_effect(bigint, bigint, bigint);
 drop view gen_durable.gen_durable_job_state, gen_durable.gen_durable_executions;
 drop table gen_durable.executions;
@@ -77,6 +93,7 @@ drop function gen_durable.apply_limit(text, text, int, int, interval, int, boole
 drop function gen_durable.limit_changed(text, text);
 drop function gen_durable.defer_throttled(text[], text[], text[], int[]);
 drop function gen_durable.ungate(text[]);
+drop function gen_durable.return_tokens(bigint[], bigint[], bigint[]);
 drop function gen_durable.take_tokens(text[], int[], timestamptz[]);
 drop function gen_durable.refill(numeric, int, interval);
 drop function gen_durable.check_limits(text[], int[], boolean);
