@@ -31,7 +31,9 @@ _W3C: Final = TraceContextTextMapPropagator()
 
 
 def instrument(provider: trace.TracerProvider | None = None) -> Callable[[], None]:
-    """Start tracing in this process.
+    """Start tracing in this process: the steps of one instance are one trace.
+
+        instrument()
 
     Args:
         provider: the tracer provider; default: the global one.

@@ -221,6 +221,8 @@ class _Counts:
             "step_missing", "Executions given back because this worker does not have their step.", "machine"
         )
         self._swept = counter("swept", "Ended instances removed by retention.")
+        self._progress = counter("progress_stored", "Reports of progress that were stored.")
+        self._loop_blocked = counter("loop_blocked", "Steps that blocked the event loop.", "machine", "step")
         self._throttled = counter("throttled", "Starts delayed by a rate limit.", "limit", "queue")
         self._unknown = counter(
             "unknown_limits", "Instances that name a rate limit that does not exist.", "limit"
@@ -253,6 +255,8 @@ class _Counts:
             "outbox.dead": lambda event: self._dead.labels(event.sink).inc(),
             "outbox.expired": lambda event: self._expired.labels(event.sink).inc(event.count),
             "schedule.fired": lambda event: self._fired.labels(event.schedule, event.kind).inc(),
+            "progress.stored": lambda event: self._progress.inc(event.count),
+            "loop.blocked": lambda event: self._loop_blocked.labels(*self._step(event)).inc(),
             "gc.swept": lambda event: self._swept.inc(event.count),
             "rate_limit.throttled": self._rate_limit_throttled,
             "rate_limit.unknown": lambda event: self._unknown.labels(_limit_of(event)).inc(event.count),

@@ -34,6 +34,7 @@ class WorkerProcess:
                 *(sys.executable, "-m", "gen_durable", "worker", machines.__name__),
                 *(f"--queue={QUEUE}={_CONCURRENCY}", f"--schema={schema}", *_TIMINGS, *where),
                 "--executions=all",  # the checks count the records
+                "--history=all",  # the dashboard shows the state after each step
             ],
             stdin=subprocess.DEVNULL,
             stdout=self._log,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -24,6 +26,7 @@ from .ledger import read_ledger
 from .machines import Checkout, Order, Payment, Receipt, Shipment
 from .processes import WorkerProcess, WorkerProcesses
 from .screen import Counts, Screen
+from .website import dashboard
 
 __all__ = ["SCHEMA", "run"]
 
@@ -35,6 +38,8 @@ _REPEAT_EVERY: Final = 10  # every tenth payment signal is sent twice, as webhoo
 _LOOK_EVERY: Final = 0.15  # seconds between two reads of the counts
 _SETTLING: Final = 0.1  # seconds until the server has processed what a frozen process had sent
 _AT_ONCE: Final = 100  # reads of executions
+_ARRIVING: Final = 0.5  # seconds between two orders at the end
+_UNPAID: Final = 5  # orders at the end that wait for their payment
 _DEADLINE: Final = 60.0  # seconds; usually it takes a tenth of that
 
 
@@ -42,30 +47,50 @@ class _StuckError(Exception):
     """The demo cannot continue."""
 
 
-async def run(screen: Screen, *, orders: int, dsn: str | None) -> bool:
-    """Run the demo. Returns whether all checks of the summary hold."""
+async def run(screen: Screen, *, orders: int, dsn: str | None, keep: bool = False) -> bool:
+    """Run the demo. Returns whether all checks of the summary hold.
+
+    `keep`: afterwards more orders arrive, and the dashboard stays open, until SIGINT or SIGTERM.
+    """
     began_at = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gen_durable_demo_") as scratch, screen:
         async with _fresh_client(screen, dsn) as client:
             scenario = _Scenario(client, screen, Path(scratch) / "printer.jsonl", orders)
             with WorkerProcesses(["worker 1", "worker 2"], SCHEMA, dsn) as workers:
-                try:
-                    async with asyncio.timeout(_DEADLINE):
-                        summary = await scenario.play(*workers.all)
-                except TimeoutError:
-                    summary = [Check("all checkouts end", (f"not within {_DEADLINE:.0f} s",))]
-                except _StuckError as stuck:
-                    summary = [Check("the demo runs to its end", (str(stuck),))]
-        screen.sum_up(summary)
-        holds = all(check.holds for check in summary)
-        verdict = "Nothing was lost, nothing was committed twice" if holds else "A check failed"
-        screen.say(
-            f"\n{verdict} ({time.monotonic() - began_at:.1f} s).", "bold green" if holds else "bold red"
-        )
-        where = f"--schema {SCHEMA}{' --dsn …' if dsn else ''}"
-        command = _command()
-        screen.say(f"Inspect it: {command} ls {where}\nRemove it:  {command} db down {where}")
+
+                def announce(url: str) -> None:
+                    screen.say(f"Dashboard: {url}")
+
+                async with dashboard(client, announce) as url:
+                    announce(url or "not installed; pip install 'gen_durable[dash]'")
+                    summary = await _play(scenario, workers)
+                    screen.sum_up(summary)
+                    holds = all(check.holds for check in summary)
+                    _conclude(screen, holds, time.monotonic() - began_at, dsn)
+                    if keep:
+                        screen.say("\nMore orders arrive until Ctrl-C.")
+                        await scenario.stay_open()
     return holds
+
+
+async def _play(scenario: _Scenario, workers: WorkerProcesses) -> list[Check]:
+    try:
+        async with asyncio.timeout(_DEADLINE):
+            return await scenario.play(*workers.all)
+    except TimeoutError:
+        return [Check("all checkouts end", (f"not within {_DEADLINE:.0f} s",))]
+    except _StuckError as stuck:
+        return [Check("the demo runs to its end", (str(stuck),))]
+
+
+def _conclude(screen: Screen, holds: bool, seconds: float, dsn: str | None) -> None:
+    verdict = "Nothing was lost, nothing was committed twice" if holds else "A check failed"
+    screen.say(f"\n{verdict} ({seconds:.1f} s).", "bold green" if holds else "bold red")
+    where = f"--schema {SCHEMA}{' --dsn …' if dsn else ''}"
+    command = _command()
+    screen.say(
+        f"Inspect it: {command} ls {where}\nOpen it:    {command} dash {where}\nRemove it:  {command} db down {where}"
+    )
 
 
 def _command() -> str:
@@ -110,6 +135,24 @@ class _Scenario:
             # The first error ends the demo; the others are consequences.
             raise errors.exceptions[0] from errors
         return checks(await self._evidence(victim.pid))
+
+    async def stay_open(self) -> None:
+        """Let orders arrive until SIGINT or SIGTERM; each is paid a little later."""
+        stopping = asyncio.Event()
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signal_number, stopping.set)
+        for number in itertools.count(self._orders + 1):
+            order = Order(number, _PARCELS, str(self._ledger))
+            await self._client.insert(Checkout, order, correlation_key=f"order:{number}")
+            if number > self._orders + _UNPAID:
+                payment = Payment(cents=1000 + number)
+                await self._client.signal(f"order:{number - _UNPAID}", Checkout.payment, payment)
+            try:
+                async with asyncio.timeout(_ARRIVING):
+                    await stopping.wait()
+                return
+            except TimeoutError:
+                pass
 
     async def _until_started(self, *processes: WorkerProcess) -> None:
         while not all(process.has_started for process in processes):

@@ -109,7 +109,7 @@ class TerminalScreen:
         self._live.stop()
 
     def say(self, line: str, style: str = "") -> None:
-        self._console.print(Text(line, style))
+        self._console.print(Text(line, style), soft_wrap=True)  # terminals find a URL within one line
 
     def show(self, counts: Counts) -> None:
         note = f"{counts.executing} executing" if counts.executing else ""

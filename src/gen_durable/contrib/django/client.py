@@ -45,6 +45,11 @@ class DjangoClient(Client):
         super().__init__(lambda: database_dsn(self._using), settings=conf.settings)
         self._opened = _DjangoDatabase(self._using, conf.settings.schema)
 
+    @property
+    def dsn(self) -> str:
+        """The DSN of its database. It contains the password."""
+        return database_dsn(self._using)
+
     def __enter__(self) -> Self:
         return self
 

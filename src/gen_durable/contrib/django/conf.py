@@ -21,6 +21,7 @@ _SETTINGS: Final = tuple(field.name.upper() for field in msgspec.structs.fields(
 _OURS: Final = ("DATABASE", "WORKER")
 # Options that psycopg and asyncpg share. Other OPTIONS concern only the connections of Django.
 _OPTIONS: Final = (
+    *("host", "port"),  # HOST and PORT take precedence, as in Django
     *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "sslpassword"),
     *(
         "passfile",

@@ -76,6 +76,11 @@ class Instance(_Row):
     class Meta(_Row.Meta):
         db_table = table("snapshots")
         ordering = ("-id",)
+        # Roles of the dashboard.
+        permissions = (
+            ("operate_instance", "Can change instances and queues in the dashboard"),
+            ("administer_instance", "Can do everything in the dashboard"),
+        )
 
     def __str__(self) -> str:
         return f"{self.fsm} {self.id}"
@@ -91,6 +96,8 @@ class Execution(_Row):
     step_seq = models.BigIntegerField()
     status = models.TextField()
     outcome = models.TextField(null=True)
+    to_step = models.TextField("next step", null=True)
+    cause = models.TextField(null=True)
     lease_owner = models.TextField("worker", null=True)
     leased_at = models.DateTimeField(null=True)
     lease_expires_at = models.DateTimeField(null=True)
@@ -131,7 +138,7 @@ class OutboxEvent(_Row):
 
 
 class AuditEvent(_Row):
-    """What happened to an instance, queue, limit or schedule, who did it, and why."""
+    """What happened to an instance, queue, limit or schedule, with actor and reason."""
 
     id = models.BigIntegerField(primary_key=True)
     instance_id = models.BigIntegerField("instance", null=True)

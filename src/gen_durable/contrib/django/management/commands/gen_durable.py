@@ -54,4 +54,5 @@ def _root() -> tuple[Any, dict[str, Any]]:
         raise CommandError(f"this command needs {error.name}: pip install 'gen_durable[cli]'") from None
     conf = read()
     export_settings(database_dsn(), f"DATABASES[{conf.database!r}] of the Django project", conf.given)
-    return root, {} if conf.worker is None else {"worker": {"target": conf.worker}}
+    target = {} if conf.worker is None else {"target": conf.worker}
+    return root, {"worker": target, "dev": target}

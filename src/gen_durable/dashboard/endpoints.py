@@ -1,0 +1,208 @@
+"""Endpoints of the JSON API: typed functions, registered by `@get` and `@post`.
+
+    @get("/queues", summary="Queues and their backlog")
+    async def queues(board: Board) -> QueuesPage: ...
+
+    @post("/queues/{name}/pause", role="operate", summary="Pause a queue")
+    async def pause(board: Board, user: User, name: str, body: Reason) -> QueueControl: ...
+
+Parameters of the path are arguments. Keyword-only arguments are parameters of the query. `body` is the JSON of a
+change, as a Struct. The answer is written as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_type_hints
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .access import Role, User, allows
+from .board import Board
+from .problems import ProblemError, answer, problem_of
+
+__all__ = ["Endpoint", "Reason", "body_of", "endpoints", "get", "post"]
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+Function: TypeAlias = Callable[..., Awaitable[Any]]
+
+_PARAMETER: Final = re.compile(r"\{(\w+)\}")
+_MAX_BODY: Final = 4 * 2**20
+_BODY_SECONDS: Final = 30.0
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a change that needs nothing but a reason."""
+
+    reason: str = ""
+    """For the audit log."""
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One method of one path."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    summary: str
+    role: Role
+    function: Function
+    in_path: Mapping[str, Any]
+    """Types by name of the parameter."""
+    in_query: Mapping[str, tuple[Any, Any]]
+    """Types and defaults."""
+    body: type[msgspec.Struct] | None
+    answer: Any
+    takes_user: bool
+
+    @property
+    def name(self) -> str:
+        """The operation, for OpenAPI."""
+        return self.function.__name__
+
+    async def __call__(self, board: Board, request: Request) -> Response:
+        """Answer a request. Errors of the library and the database become problems."""
+        try:
+            return await self._answer(board, request)
+        except Exception as error:
+            problem = problem_of(error)
+            if problem is None:
+                raise
+            return answer(problem)
+
+    async def _answer(self, board: Board, request: Request) -> Response:
+        user = await board.access.user_of(request)
+        if user is None:
+            raise ProblemError(401, "Log in first", "The request has no valid session or token.")
+        if not allows(user.role, self.role):
+            raise ProblemError(
+                403,
+                "Your role does not allow this",
+                f"{user.name} has the role {user.role}; this needs {self.role}.",
+            )
+        given: dict[str, Any] = {"user": user} if self.takes_user else {}
+        given |= self._of_path(request)
+        given |= self._of_query(request)
+        if self.method == "POST":
+            if board.access.is_ambient(request) and not board.access.has_csrf(request, user):
+                raise ProblemError(
+                    403,
+                    "The CSRF token is missing or wrong",
+                    "A change needs the header X-CSRF-Token.",
+                    "Send the token that /api/session returns, or authenticate by a bearer token.",
+                )
+            if self.body is not None:
+                given["body"] = await body_of(request, self.body, _MAX_BODY)
+        found = await self.function(board, **given)
+        if self.method == "POST":
+            board.forget()
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    def _of_path(self, request: Request) -> dict[str, Any]:
+        try:
+            return {name: _converted(request.path_params[name], kind) for name, kind in self.in_path.items()}
+        except msgspec.ValidationError as error:
+            raise ProblemError(404, "There is nothing here", str(error)) from None
+
+    def _of_query(self, request: Request) -> dict[str, Any]:
+        unknown = set(request.query_params) - set(self.in_query)
+        if unknown:
+            known = ", ".join(self.in_query) or "none"
+            raise ProblemError(
+                422, "The query is not valid", f"unknown parameter {min(unknown)!r}; known: {known}"
+            )
+        for name, (_, default) in self.in_query.items():
+            if default is inspect.Parameter.empty and name not in request.query_params:
+                raise ProblemError(422, "The query is not valid", f"the parameter {name!r} is missing")
+        found = {}
+        for name, value in request.query_params.items():
+            try:
+                found[name] = _converted(value, self.in_query[name][0])
+            except msgspec.ValidationError as error:
+                raise ProblemError(422, "The query is not valid", f"{name}={value!r}: {error}") from None
+        for name, (_, default) in self.in_query.items():
+            if default is inspect.Parameter.empty and name not in found:
+                raise ProblemError(422, "The query is not valid", f"the parameter {name!r} is missing")
+        return found
+
+
+def _converted(text: str, kind: Any) -> Any:
+    """Read a parameter. PostgreSQL stores no NUL character, and no integer of more than 64 bits."""
+    value = msgspec.convert(text, kind, strict=False)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise msgspec.ValidationError("Integer out of range")
+    if "\0" in text:
+        raise msgspec.ValidationError("It contains a NUL character")
+    return value
+
+
+async def body_of(request: Request, kind: type[StructT], most: int) -> StructT:
+    """Read the JSON body of a request; `most` is its limit in bytes.
+
+    Raises:
+        ProblemError: it is not JSON, not of this type, too large, or does not arrive in time.
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise ProblemError(415, "The body has to be JSON", f"content-type is {content_type or 'missing'!r}")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    raise ProblemError(413, "The body is too large", f"It may have {most:,} bytes.")
+    except TimeoutError:
+        raise ProblemError(408, "The body did not arrive in time", f"{_BODY_SECONDS:.0f} s") from None
+    try:
+        return msgspec.json.decode(bytes(body) or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProblemError(422, "The body is not valid", str(error)) from None
+
+
+endpoints: Final[dict[tuple[str, str], Endpoint]] = {}
+"""All endpoints by method and path."""
+
+
+def get(path: str, *, summary: str, role: Role = "read") -> Callable[[Function], Function]:
+    """Register a function that reads."""
+    return _register("GET", path, summary, role)
+
+
+def post(path: str, *, summary: str, role: Role) -> Callable[[Function], Function]:
+    """Register a function that changes something."""
+    return _register("POST", path, summary, role)
+
+
+def _register(
+    method: Literal["GET", "POST"], path: str, summary: str, role: Role
+) -> Callable[[Function], Function]:
+    def register(function: Function) -> Function:
+        types = get_type_hints(function)
+        signature = inspect.signature(function)
+        in_path = {name: types[name] for name in _PARAMETER.findall(path)}
+        in_query = {
+            name: (types[name], parameter.default)
+            for name, parameter in signature.parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        }
+        endpoints[method, path] = Endpoint(
+            method=method,
+            path=path,
+            summary=summary,
+            role=role,
+            function=function,
+            in_path=in_path,
+            in_query=in_query,
+            body=types.get("body"),
+            answer=types["return"],
+            takes_user=types.get("user") is User,
+        )
+        return function
+
+    return register
