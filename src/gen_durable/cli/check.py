@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from .. import _verbs
-from .._graph.checks import check as findings_of
+from .._core import compatibility
+from .._graph import checks
 from ..errors import DefinitionError, StateTypeError, UnknownStepError
 from ..findings import Finding
 from .connection import DatabaseOptions
@@ -19,16 +21,22 @@ from .rows import clean
 
 __all__ = ["check"]
 
+_PACKAGE: Final = str(Path(__file__).parents[1])
+
 
 @click.command()
 @click.argument("target")
 @click.option(
-    "--ignore", multiple=True, metavar="CODE", help="Do not report findings with this code (repeatable)."
+    "--ignore",
+    multiple=True,
+    type=click.Choice([*checks.CODES, *compatibility.CODES]),
+    metavar="CODE",
+    help="Do not report findings with this code (repeatable).",
 )
 @click.option(
     "--against",
     metavar="DSN",
-    help="Also check the live instances of this database: can the code run them? Reads only.",
+    help="Also find live instances of this database that the code cannot run. Reads only.",
 )
 @click.option("--all", "every", is_flag=True, help="With --against: read all live instances, not a sample.")
 @json_option
@@ -47,8 +55,8 @@ def check(
     Finds unknown and unreachable steps, steps without a path to an end, loops that neither wait nor end, awaited
     signals that are not declared, and types that cannot be stored. TARGET is as for `worker`.
 
-    With --against, for CI before a deploy: live instances whose machine, version or step the code does not have,
-    states and signals that it cannot decode, awaited signals that it does not declare, and children of unknown
+    With --against, for CI before a deploy, also finds live instances whose machine, version or step the code does not
+    have, states and signals that it cannot decode, awaited signals that it does not declare, and children of unknown
     machines. Workers that have a machine of TARGET count as replaced by it.
 
     Exit code 0: no problem, at most notices; 1: at least one problem; 2: TARGET cannot be imported, or database
@@ -58,7 +66,7 @@ def check(
         raise click.UsageError("--all needs --against")
     try:
         machines = machines_of(target)
-        findings = findings_of(*machines)
+        findings = checks.check(*machines)
     except DefinitionError as error:
         machines, findings = [], [_of_definition(error)]
     if against is not None and machines:
@@ -91,4 +99,15 @@ def _of_definition(error: DefinitionError) -> Finding:
     elif isinstance(error, UnknownStepError):
         code = "step.unknown"
     what, _, fix = str(error).rpartition("; ")
-    return Finding(code=code, what=what or fix, fix=fix if what else "correct the definition")
+    fix = f"{fix if what else 'correct the definition'}; then check again: nothing after it was checked"
+    return Finding(code=code, what=what or fix, fix=fix, facts=_place_of(error))
+
+
+def _place_of(error: DefinitionError) -> dict[str, Any]:
+    """Where the definition is: the last line of the user's code before the error."""
+    places = [
+        {"file": frame.f_code.co_filename, "line": line}
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith((_PACKAGE, "<"))
+    ]
+    return places[-1] if places else {}

@@ -17,10 +17,11 @@ from .._db.plan import Plan
 from .._db.pool import Database
 from .._server import Server
 from ..config import Settings
+from ..embedded import EmbeddedPostgres
 from .failure import Failure
 from .options import dsn_option, load_settings, settings_options
 
-__all__ = ["DatabaseOptions", "database_options"]
+__all__ = ["DatabaseOptions", "database_options", "described_server"]
 
 T = TypeVar("T")
 Command: TypeAlias = Callable[..., Any]
@@ -77,3 +78,9 @@ def database_options(*more: str) -> Callable[[Command], Command]:
         return decorated
 
     return decorate
+
+
+def described_server(dsn: str) -> str:
+    """Name a server, without its password."""
+    embedded = EmbeddedPostgres.at(dsn)
+    return f"the embedded PostgreSQL in {embedded.home}" if embedded else shown(dsn)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import Progress
 
+from .._core.query_terms import TERMS
 from .._db.plan import Row
+from .._verbs.changes import Cancel, Change, Delete, Restore, Retry, Verb
+from ..batches import CHANGED
 from ..instance import Status
 from ..refs import target_value
-from .bulk import Preview, carry_out, check, preview
+from .batches import exit_code, print_result, run_to_end
+from .bulk import Preview, carry_out, check, preview, start
 from .connection import DatabaseOptions, database_options
 from .failure import Failure
 from .groups import action_options, no_validate_option
@@ -26,11 +26,8 @@ from .json_text import json_option, print_json, read_json
 from .options import target
 from .rows import clean
 from .selection import FILTERS, Selection, read_where, where_option
-from .verbs import IDLE, Cancel, Change, Delete, Restore, Retry, Verb
 
 __all__ = ["cancel", "delete", "restore", "retry"]
-
-_WITH_PROGRESS: Final = 1000  # from this number of instances on, show a progress bar
 
 
 class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +56,7 @@ def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--yes",
         is_flag=True,
-        help="Do not ask for confirmation. Without it: asked for several targets, for --where, and if --cascade finds "
-        "children.",
+        help="Do not ask for confirmation. Default: ask before changing several instances, and with --where.",
     )
     @json_option
     @functools.wraps(command)
@@ -78,8 +74,11 @@ def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise Failure(f"give either targets or --where{_meant_where(targets[-1])}")
         if not where and not targets:
             raise Failure("no target: give ids or correlation keys, or --where")
+        selection = read_where(where)
+        if where and not selection:
+            raise Failure("--where is empty. Give a search, for example --where status:failed.")
         request = ControlRequest(
-            chosen=read_where(where) if where else tuple(target_value(one) for one in targets),
+            chosen=selection if where else tuple(target_value(one) for one in targets),
             cascade=cascade,
             dry_run=dry_run,
             yes=yes,
@@ -97,7 +96,11 @@ def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
     is_flag=True,
     help="End now: revoke the lease of a running step and discard its outcome; run no on_cancel or undo step.",
 )
-@click.option("--no-undo", is_flag=True, help="Run no undo steps, or no further ones.")
+@click.option(
+    "--no-undo",
+    is_flag=True,
+    help="Run no on_cancel and undo steps, or no further undo steps; a running step ends first.",
+)
 @click.option("--cascade", is_flag=True, help="Also cancel all descendants.")
 @database_options()
 def cancel(
@@ -117,13 +120,16 @@ def cancel(
     Exit code 0: cancelled, cancel requested, compensating, or already ended; 1: the confirmation was declined; 2: usage
     error, instance not found, or database unreachable.
     """
-    _run(db, request, Cancel(reason=reason, actor=actor, force=force, undo=not no_undo))
+    change = Cancel(reason=reason, actor=actor, force=force, undo=not no_undo, cascade=request.cascade)
+    _run(db, request, change)
 
 
 @click.command()
 @_control_options
 @click.option("--state", metavar="JSON", help='New state instead of the last one; "-" reads standard input.')
-@click.option("--step", metavar="NAME", help="Run this step instead, at once.")
+@click.option(
+    "--step", metavar="NAME", help="Run this step instead, without waiting for its signals or children."
+)
 @no_validate_option
 @database_options("max_payload")
 def retry(
@@ -197,26 +203,23 @@ async def _change(db: DatabaseOptions, request: ControlRequest, verb: Verb) -> i
         ):
             click.echo("nothing was changed", err=True)
             return 1
-        with _progress(shown.count) as report:
-            changes = await carry_out(database, verb, shown, report)
+        if shown.is_batch:
+            batch = await start(database, verb, shown)
+            batch = await run_to_end(database, batch, actor=verb.actor)
+            print_result(batch, as_json=request.as_json)
+            return exit_code(batch)
+        changes = await carry_out(database, verb, shown)
     _print_changes(changes, shown, request, verb)
     failures = {"refused"} if shown.wanted or verb.is_idempotent else {"refused", "left"}
     return 1 if any(change.outcome in failures for change in changes) else 0
 
 
-@contextmanager
-def _progress(count: int) -> Generator[Callable[[int], None]]:
-    """Show a progress bar on a terminal, for many instances."""
-    if count < _WITH_PROGRESS or not sys.stderr.isatty():
-        yield lambda done: None
-        return
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=count)
-        yield lambda done: bar.update(task, completed=done)
-
-
 def _agrees(shown: Preview, verb: Verb) -> bool:
-    what = ", ".join(f"{group.count} {clean(group.machine)} {group.status}" for group in shown.groups)
+    what = ", ".join(
+        f"{group.count} {clean(group.machine)} {group.status}"
+        for group in shown.groups
+        if group.outcome in CHANGED
+    )
     below = f", and {shown.child_count} descendants" if shown.child_count else ""
     try:
         return click.confirm(f"{verb.name.capitalize()} {_counted(shown.count)} ({what}{below})?", err=True)
@@ -244,11 +247,13 @@ def _print_preview(shown: Preview, request: ControlRequest, verb: Verb) -> None:
         click.echo(f"  {group.count} {clean(group.machine)} {group.status}: {group.outcome}")
     if shown.child_count:
         click.echo(f"  {shown.child_count} descendants")
+    if shown.reacts:
+        click.echo("  instances with on_cancel or undo steps run these before they end")
 
 
 def _print_changes(changes: Sequence[Change], shown: Preview, request: ControlRequest, verb: Verb) -> None:
     outcomes = Counter(change.outcome for change in changes)
-    count = sum(number for outcome, number in outcomes.items() if outcome not in IDLE)
+    count = sum(number for outcome, number in outcomes.items() if outcome in CHANGED)
     if request.as_json:
         print_json(
             {"verb": verb.name, "dry_run": False, "count": count, "outcomes": outcomes, "instances": changes}
@@ -267,9 +272,7 @@ def _print_changes(changes: Sequence[Change], shown: Preview, request: ControlRe
 def _sentence(change: Change, row: Row | None, verb: Verb) -> str:
     match change.outcome:
         case "requested":
-            if row and row["status"] != Status.EXECUTING:
-                return "cancel requested; its undo or on_cancel steps run first"
-            return "cancel requested; it ends when its running step ends"
+            return f"cancel requested; {_what_runs(row, verb)}"
         case "compensating":
             return "not changed: its undo steps run already; add --no-undo or --force to stop them"
         case "finished":
@@ -285,6 +288,17 @@ def _sentence(change: Change, row: Row | None, verb: Verb) -> str:
             return change.outcome
 
 
+def _what_runs(row: Row | None, verb: Verb) -> str:
+    """Say what runs before a cancelled instance ends."""
+    if row is None:  # a descendant
+        return "its running step, on_cancel step or undo steps end first"
+    runs_steps = isinstance(verb, Cancel) and verb.runs_steps
+    steps = {"on_cancel": "its on_cancel step runs", "undo": "its undo steps run"}.get(row["leads_to"] or "")
+    if steps is None or not runs_steps:
+        return "it ends when its running step ends"
+    return f"when its running step ends, {steps}" if row["status"] == Status.EXECUTING else f"{steps} first"
+
+
 def _not_retried(row: Row) -> str:
     if row["deleted_at"] is not None:
         return f"it is deleted; undo that first: gen-durable restore {row['id']}"
@@ -298,8 +312,11 @@ def _not_retried(row: Row) -> str:
 
 
 def _meant_where(target: int | str) -> str:
-    is_filter = isinstance(target, str) and target.partition("=")[0].replace("_", "-") in FILTERS
-    return f"; did you mean --where {target}?" if is_filter else f"; remove {target} or --where"
+    if isinstance(target, str) and target.partition("=")[0].replace("_", "-") in FILTERS:
+        return f"; did you mean --where {target}?"
+    if isinstance(target, str) and target.partition(":")[0] in TERMS:
+        return f"; did you mean --where '{target}'?"
+    return f"; remove {target} or --where"
 
 
 def _counted(count: int) -> str:

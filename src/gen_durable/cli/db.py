@@ -10,10 +10,11 @@ import click
 
 from .._db.dsn import DsnError, without_password
 from .._db.migrate import script
-from .._schema import LATEST, Schema, migrate_schema, schema_status, server_dsn
+from .._schema import LATEST, migrate_schema, schema_status, server_dsn
 from .failure import Failure
 from .groups import action_options
 from .options import dsn_option, load_settings, settings_options
+from .server import described, start, status, stop
 
 __all__ = ["db"]
 
@@ -22,22 +23,11 @@ schema_options = settings_options(only=["schema"])
 
 @click.group()
 def db() -> None:
-    """Install, upgrade, inspect and remove the tables."""
+    """Run the embedded server; install, upgrade and remove the tables."""
 
 
-@db.command()
-@dsn_option
-@schema_options
-def status(dsn: str | None, settings_file: Path | None, **given: Any) -> None:
-    """Show the installed schema version.
-
-    Exit code 1: no tables, or a version that this gen_durable does not work with.
-    """
-    settings = load_settings(settings_file, given)
-    found = asyncio.run(schema_status(dsn, settings.schema, settings.pooler))
-    click.echo(_described(found))
-    if not found.is_usable:
-        raise SystemExit(1)
+for command in (start, stop, status):
+    db.add_command(command)
 
 
 @db.command()
@@ -64,9 +54,9 @@ def migrate(
     settings = load_settings(settings_file, given)
     found = asyncio.run(schema_status(dsn, settings.schema, settings.pooler))
     if to < (found.version or 0) <= LATEST:
-        raise Failure(f"{_described(found)}. To downgrade: gen-durable db down --to {to}")
+        raise Failure(f"{described(found)}. To downgrade: gen-durable db down --to {to}")
     migration = migrate_schema(dsn, settings.schema, to, settings.pooler, reason=reason, actor=actor)
-    click.echo(_described(asyncio.run(migration)))
+    click.echo(described(asyncio.run(migration)))
 
 
 @db.command()
@@ -100,13 +90,13 @@ def down(
     settings = load_settings(settings_file, given)
     found = asyncio.run(schema_status(dsn, settings.schema, settings.pooler))
     if (found.version or 0) <= to:
-        click.echo(_described(found))
+        click.echo(described(found))
         return
     if not yes and not _agrees(settings.schema):
         click.echo("nothing was changed", err=True)
         raise SystemExit(1)
     migration = migrate_schema(dsn, settings.schema, to, settings.pooler, reason=reason, actor=actor)
-    click.echo(_described(asyncio.run(migration)))
+    click.echo(described(asyncio.run(migration)))
 
 
 @db.command()
@@ -141,7 +131,7 @@ def url(dsn: str | None, password: bool) -> None:
     """Print the URL of PostgreSQL: psql "$(gen-durable db url)".
 
     Starts the embedded server if necessary. It stops 10 seconds after its last worker or Python client; psql does not
-    count, so keep one running.
+    count. To keep it running: gen-durable db start.
     """
     found = server_dsn(dsn)
     try:
@@ -156,12 +146,3 @@ def _agrees(schema: str) -> bool:
     except click.Abort:
         click.echo(err=True)
         raise Failure("nothing was changed: no confirmation. Add --yes.") from None
-
-
-def _described(found: Schema) -> str:
-    if found.version is None:
-        return f"schema '{found.name}' has no gen_durable tables (latest version: {found.latest})"
-    age = "the latest" if found.is_current else f"latest is {found.latest}"
-    if found.is_usable and not found.is_current:
-        age = f"this gen_durable has version {found.latest} and works with it"
-    return f"schema '{found.name}' is at version {found.version} ({age})"

@@ -15,7 +15,7 @@ from .._db import snapshots
 from .._db.plan import Row
 from .._typing import KEEP
 from ..errors import GenDurableError
-from ..instance import EditResult, NotEdited, StateChange, Status
+from ..instance import EditRefusal, EditResult, NotEdited, StateChange, Status
 from ..refs import target_value
 from .connection import DatabaseOptions, database_options
 from .failure import Failure, no_instance
@@ -72,11 +72,11 @@ def edit(
 ) -> None:
     """Change the state or the step of an instance that is runnable, parked or failed.
 
-    TARGET is an id or a correlation key. Shows the difference and asks. A parked instance keeps waiting, with its inbox
-    and its deadline, and runs the new step then; a failed one stays failed until `retry`.
+    TARGET is an id or a correlation key. Shows the difference and asks for confirmation. A parked instance keeps
+    waiting, with its inbox and its deadline, and runs the new step then; a failed one stays failed until `retry`.
 
-    Exit code 0: changed; 1: a step is executing, the instance has moved on or has ended, the state is unchanged, or the
-    confirmation was declined; 2: usage error, instance not found, or database unreachable.
+    Exit code 0: changed; 1: a step is executing, the instance has moved on, has ended or would leave its undo, the
+    state is unchanged, or the confirmation was declined; 2: usage error, instance not found, or database unreachable.
     """
     limit = db.settings.max_payload
     text = None if state is None else read_json(state, "the state", limit)
@@ -88,7 +88,8 @@ def edit(
     if (text, step, wake) == (None, None, False):
         change = _edited(db, row, change)
     if not _is_different(row, change):
-        click.echo("nothing was changed: the state is the same", err=True)
+        same = " and ".join(name for name, given in (("state", text), ("step", step)) if given is not None)
+        click.echo(f"nothing was changed: the {same or 'state'} is the same", err=True)
         raise SystemExit(1)
     if not yes and not _agrees(row, change):
         click.echo("nothing was changed", err=True)
@@ -186,13 +187,15 @@ def _sentence(result: EditResult) -> str:
     if not isinstance(result, NotEdited):
         hint = f"; run it: gen-durable retry {result.id}" if result.status is Status.FAILED else ""
         return f"edited, {result.status}{hint}"
-    return f"not changed: {_REFUSALS[result.why].format(status=result.status, step_seq=result.step_seq)}"
+    return f"not changed: {_REFUSALS[result.why].format(**msgspec.structs.asdict(result))}"
 
 
-_REFUSALS: Mapping[str, str] = {
+_REFUSALS: Mapping[EditRefusal, str] = {
     "executing": "a step is executing; repeat the command when it has ended",
     "moved": "it has moved on (step_seq {step_seq}); repeat the command",
     "ended": "it is {status}; `retry` continues a cancelled instance, `fork` starts a new one",
     "deleted": "it is deleted; `restore` it first",
     "collected": "retention has removed its state; use `retry` with --state",
+    "compensating": "it runs undo steps, or has run them, so it takes no other step; "
+    "`retry --step` continues a failed one",
 }

@@ -50,8 +50,12 @@ def fork(
 ) -> None:
     """Insert a new instance that starts where TARGET was after a transition.
 
-    TARGET is an id or a correlation key. Earlier transitions than the last one need history="all", or --state. See
-    `history` for their numbers. The new instance has no keys, signals or children of its origin.
+    TARGET is an id or a correlation key. A transition before the last one needs history="all", or --state. `history`
+    shows their numbers. The new instance has no keys, signals or children of its origin. Its version is that of the
+    state after the transition; --state and --step have to be of that version.
+
+    Exit code 0: inserted; 2: usage error, a state or step was not kept, a key is taken, instance not found, or database
+    unreachable.
     """
     text = None if state is None else read_json(state, "the state", db.settings.max_payload)
 

@@ -49,7 +49,7 @@ def action_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--actor",
         metavar="NAME",
-        help="Who does it, recorded in the audit log. Default: the user of this process.",
+        help="Person or program that acts, recorded in the audit log. Default: the user of this process.",
     )
     @functools.wraps(command)
     def decorated(*, reason: str | None, actor: str | None, **given: Any) -> Any:

@@ -12,6 +12,7 @@ import msgspec
 from .. import _verbs
 from .._core.differences import differences
 from .._db import snapshots
+from .._db.plan import Row
 from ..errors import NoTargetError
 from ..instance import Transition
 from ..refs import target_value
@@ -45,7 +46,7 @@ _MAX_CHANGES: Final = 10  # shown of one transition; --json and `diff` have all
 def history(db: DatabaseOptions, to: int | str, after: int | None, limit: int, as_json: bool) -> None:
     """Show the committed transitions of an instance, oldest first.
 
-    TARGET is an id or a correlation key. States, and what they changed, are kept by machines with history="all", and by
+    TARGET is an id or a correlation key. States and their changes are kept for machines with history="all", and for
     edits. Transitions older than retention_executions are not shown.
     """
     found = _read(db, to, after, limit)
@@ -56,6 +57,9 @@ def history(db: DatabaseOptions, to: int | str, after: int | None, limit: int, a
         click.echo(_line(one))
         for text in _change_lines(one):
             click.echo(f"      {text}")
+    if found and len(found) < limit:
+        for line in _end(_row(db, to), found[-1]):
+            click.echo(line)
 
 
 @click.command()
@@ -77,6 +81,8 @@ def diff(db: DatabaseOptions, to: int | str, first: int | None, second: int | No
         first, second = first - 1, first
         if first < 0:
             raise Failure("transition 0 is the insert. Give a larger SEQ, or two.")
+    if second is not None:
+        _check_number(db, to, max(first or 0, second))
     before = _state(db, to, 0 if first is None else first)
     after = _current_state(db, to) if second is None else _state(db, to, second)
     found = list(differences(before, after))
@@ -105,11 +111,31 @@ def _state(db: DatabaseOptions, to: int | str, seq: int) -> Any:
     )
 
 
-def _current_state(db: DatabaseOptions, to: int | str) -> Any:
+def _check_number(db: DatabaseOptions, to: int | str, seq: int) -> None:
+    if seq > (last := _row(db, to)["step_seq"]):
+        raise Failure(f"there is no transition {seq}: the last one is {last}")
+
+
+def _row(db: DatabaseOptions, to: int | str) -> Row:
     row = db.run(snapshots.get(target_value(to)))
     if row is None:
         raise no_instance(to)
-    return msgspec.json.decode(row["state"])
+    return row
+
+
+def _current_state(db: DatabaseOptions, to: int | str) -> Any:
+    return msgspec.json.decode(_row(db, to)["state"])
+
+
+def _end(row: Row, last: Transition) -> Iterator[str]:
+    """Say how an instance ended, if its last transition does not: a cancel, a crash or an undo."""
+    if row["finished_at"] is None or last.outcome in ("done", "stop") or last.step_seq < row["step_seq"]:
+        return
+    is_cancelled = row["status"] == "cancelled"
+    by = f" by {clean(row['cancelled_by'])}" if is_cancelled and row["cancelled_by"] else ""
+    why = row["cancel_reason"] if is_cancelled else row["last_error"]
+    at = f"{row['finished_at'].astimezone():%Y-%m-%d %H:%M:%S}"
+    yield f"      {at}  {row['status']}{by}{': ' + clean(why) if why else ''}"
 
 
 def _json(one: Transition) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from rich.text import Text
 
 from .._checks import checked_id
 from .._db import insert_by_name, search, snapshots
+from .._db.compatibility import KnownSteps, known_steps
 from .._db.plan import Plan, Row
+from .._db.search import Examined
 from .._dictionary import did_you_mean
 from .connection import DatabaseOptions, database_options
 from .json_text import json_option, print_json_rows
@@ -59,28 +61,36 @@ def ls(
     as_json: bool,
     **filters: Any,
 ) -> None:
-    """List instances, newest first. Filters combine with AND."""
+    """List instances, newest first.
+
+    QUERY is a search: gen-durable ls 'machine:checkout status:failed error:~timeout age:>1h'. Its terms and the filters
+    combine with AND. Conditions without an index, such as error: and state., are checked on the newest 10,000 instances
+    that the others select; --before continues.
+    """
     if before is not None:
         checked_id(before)
-    selection = read_options(filters)
-    now, rows, hint = db.run(
+    selection = read_options(**filters)
+    now, found, steps, hint = db.run(
         _page(selection, compensating=compensating, deleted=deleted, limit=limit, before=before)
     )
     if as_json:
-        print_json_rows(instance_json(row) for row in rows)
-        return
-    _print(rows, now, hint)
-    if len(rows) == limit:
-        click.echo(f"{limit} shown. Next page: --before {rows[-1]['id']}", err=True)
+        print_json_rows(instance_json(row) for row in found.rows)
+    else:
+        _print(found.rows, now, steps, hint)
+    if len(found.rows) < limit and found.next is not None:
+        click.echo(f"{search.BOUND} instances checked. Continue: --before {found.next}", err=True)
+    elif len(found.rows) == limit and not as_json:
+        click.echo(f"{limit} shown. Next page: --before {found.next}", err=True)
 
 
 def _page(
     selection: Selection, *, compensating: bool, deleted: bool, limit: int, before: int | None
-) -> Plan[tuple[datetime, Sequence[Row], str]]:
+) -> Plan[tuple[datetime, Examined, KnownSteps, str]]:
     wanted = yield from selection.filter(with_deleted=deleted, compensating=compensating)
     now = yield from snapshots.now()
-    rows = yield from search.page(wanted, limit, before)
-    return now, rows, "" if rows else (yield from _unknown_machines(wanted.fsms))
+    found = yield from search.first(wanted, limit, before)
+    steps = yield from known_steps()
+    return now, found, steps, "" if found.rows else (yield from _unknown_machines(wanted.fsms))
 
 
 def _unknown_machines(names: Sequence[str] | None) -> Plan[str]:
@@ -95,8 +105,8 @@ def _unknown_machines(names: Sequence[str] | None) -> Plan[str]:
     )
 
 
-def _print(rows: Sequence[Row], now: datetime, hint: str) -> None:
-    cells = [_cells(row, now) for row in rows]
+def _print(rows: Sequence[Row], now: datetime, steps: KnownSteps, hint: str) -> None:
+    cells = [_cells(row, now, steps) for row in rows]
     if not rows:
         click.echo(f"no matching instances{hint}", err=True)
     elif sys.stdout.isatty():
@@ -105,7 +115,7 @@ def _print(rows: Sequence[Row], now: datetime, hint: str) -> None:
         _print_lines([_COLUMNS, *cells])
 
 
-def _cells(row: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
+def _cells(row: Mapping[str, Any], now: datetime, steps: KnownSteps) -> tuple[str, ...]:
     return (
         str(row["id"]),
         clean(row["fsm"]),
@@ -116,7 +126,7 @@ def _cells(row: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
         clean(row["correlation_key"] or "-"),
         str(row["attempt"] + 1),
         age_text(now - row["inserted_at"]),
-        note(row, now) or "-",
+        note(row, now, steps) or "-",
     )
 
 

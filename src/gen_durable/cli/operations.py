@@ -35,7 +35,10 @@ def workers(db: DatabaseOptions, as_json: bool) -> None:
     """List workers.
 
     State live: it reports on every heartbeat; draining: it finishes its steps and starts nothing; silent: it stopped
-    reporting in the last 10 minutes.
+    reporting in the last 10 minutes; blocked: a step blocks its event loop.
+
+    LEASED: executions at the last heartbeat, of how many it runs at once. SERVES: queues and prefixes, with how many of
+    their executions run at once.
     """
     now, found = db.run(_with_time(_verbs.workers()))
     if as_json:
@@ -46,22 +49,33 @@ def workers(db: DatabaseOptions, as_json: bool) -> None:
         click.echo("no workers", err=True)
 
 
-_WORKER_COLUMNS = ("NAME", "STATE", "UP", "SEEN", "VERSION", "SERVES", "MACHINES")
+_WORKER_COLUMNS = ("NAME", "STATE", "UP", "SEEN", "LEASED", "VERSION", "SERVES", "MACHINES")
 
 
 def _worker_cells(each: WorkerInfo, now: datetime) -> tuple[str, ...]:
-    state = "silent" if not each.is_live else "draining" if each.is_draining else "live"
-    served = [*each.queues, *(f"{prefix}*" for prefix in each.prefixes)]
+    state = "draining" if each.is_draining else "live"
+    if not each.is_live:
+        state = "silent"
+    elif each.blocked is not None:
+        by = f" by {each.blocked.machine} {each.blocked.id}" if each.blocked.machine else ""
+        state = f"blocked{clean(by)}"
+    served = [f"{name} {capacity}" for name, capacity in each.capacities.items()]
     machines = [f"{name} v{version}" for name, version in each.machines]
     return (
         clean(each.name),
         state,
         age_text(now - each.started_at),
         age_text(now - each.seen_at),
+        f"{each.in_flight}/{_capacity(each)}",
         each.version,
         clean(", ".join(served)) or "-",
         clean(", ".join(machines)) or "-",
     )
+
+
+def _capacity(each: WorkerInfo) -> int:
+    total = sum(each.capacities.values())
+    return total if each.capacity is None else min(each.capacity, total)
 
 
 @click.group(cls=ListGroup)

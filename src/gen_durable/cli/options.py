@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cache
 from itertools import pairwise
@@ -165,13 +165,18 @@ dsn_option = click.option(
 )
 
 
-def settings_options(*, only: Iterable[str] | None = None) -> Callable[[Command], Command]:
-    """Add `--settings FILE` and an option for each setting, or for those in `only`."""
+def settings_options(
+    *, only: Iterable[str] | None = None, defaults: Mapping[str, Any] | None = None
+) -> Callable[[Command], Command]:
+    """Add `--settings FILE` and an option for each setting, or for those in `only`.
+
+    `defaults`: those that `load_settings` of the command gets.
+    """
 
     def decorate(command: Command) -> Command:
         for field in reversed(msgspec.structs.fields(Settings)):
             if only is None or field.name in only:
-                command = _setting_option(field)(command)
+                command = _setting_option(field, (defaults or {}).get(field.name, field.default))(command)
         return click.option(
             "--settings",
             "settings_file",
@@ -182,22 +187,25 @@ def settings_options(*, only: Iterable[str] | None = None) -> Callable[[Command]
     return decorate
 
 
-def _setting_option(field: msgspec.structs.FieldInfo) -> Callable[[Command], Command]:
+def _setting_option(field: msgspec.structs.FieldInfo, default: Any) -> Callable[[Command], Command]:
     flag = "--" + field.name.replace("_", "-")
     if choices := [kind for kind in (field.type, *get_args(field.type)) if get_origin(kind) is Literal]:
         choice = click.Choice(get_args(choices[0]))
-        shown = field.default or "keep the current one"
+        shown = default or "keep the current one"
         return click.option(flag, field.name, cls=SettingOption, type=choice, help=f"Default: {shown}.")
     if isinstance(field.default, bool):
-        flags, default = f"--{field.name}/--no-{field.name}", f"Default: --{field.name}."
-        return click.option(flags, field.name, cls=SettingOption, default=None, help=default)
+        flags, text = f"--{field.name}/--no-{field.name}", f"Default: --{field.name}."
+        return click.option(flags, field.name, cls=SettingOption, default=None, help=text)
     reader, metavar = _READERS[type(field.default)]
-    shown = duration_text(field.default) if reader is duration else field.default
+    shown = duration_text(default) if reader is duration else default
     shown = _SHOWN_DEFAULTS.get(field.name, shown)
-    default = "" if shown == "" else f"Default: {shown}."
-    return click.option(flag, field.name, cls=SettingOption, type=reader, metavar=metavar, help=default)
+    text = "" if shown == "" else f"Default: {shown}."
+    return click.option(flag, field.name, cls=SettingOption, type=reader, metavar=metavar, help=text)
 
 
-def load_settings(file: Path | None, given: dict[str, Any]) -> Settings:
+def load_settings(
+    file: Path | None, given: dict[str, Any], defaults: Mapping[str, Any] | None = None
+) -> Settings:
     """Load the settings of the file, the environment and the given options."""
-    return Settings.load(file, **{name: value for name, value in given.items() if value is not None})
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return Settings.load_over(defaults or {}, file, **chosen)

@@ -1,8 +1,10 @@
-"""`gen-durable outbox ls | replay`: emitted events and their delivery."""
+"""`gen-durable outbox ls | tail | replay`: emitted events and their delivery."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Final, get_args
 
@@ -12,14 +14,20 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import _verbs
-from .._db.plan import Plan
+from .._db.outbox import newest
+from .._db.pool import Database
+from .._polling import poll
+from .._runtime.follow import follow
+from ..batches import Batch
 from ..events import EventRecord, EventState
+from .batches import exit_code, run_to_end
 from .connection import DatabaseOptions, database_options
 from .failure import Failure
 from .groups import ListGroup, action_options
 from .json_text import json_option, print_json, print_json_rows
 from .options import target
 from .rows import age_text, clean
+from .stream import interruptible, json_lines_option, print_json_line
 
 __all__ = ["outbox"]
 
@@ -27,6 +35,12 @@ _COLUMNS: Final = ("NUMBER", "EVENT", "TYPE", "SINK", "STATE", "FAILURES", "AGE"
 _STYLES: Final = {"pending": "blue", "published": "green", "dead": "red"}
 _state_option = click.option(
     "--state", type=click.Choice(get_args(EventState)), help="Only events in this state."
+)
+_instance_option = click.option(
+    "--instance",
+    type=target,
+    metavar="TARGET",
+    help="Only events of this instance: an id or a correlation key.",
 )
 _sink_option = click.option("--sink", metavar="NAME", help="Only events for this sink.")
 
@@ -37,12 +51,7 @@ def outbox() -> None:
 
 
 @outbox.command("ls")
-@click.option(
-    "--instance",
-    type=target,
-    metavar="TARGET",
-    help="Only events of this instance: an id or a correlation key.",
-)
+@_instance_option
 @_sink_option
 @_state_option
 @click.option(
@@ -87,6 +96,81 @@ def list_events(
 
 
 @outbox.command()
+@_instance_option
+@_sink_option
+@click.option(
+    "--after",
+    type=click.IntRange(min=0),
+    metavar="NUMBER",
+    help="Only events after this one; 0: from the oldest. Default: only new events.",
+)
+@click.option(
+    "--follow/--no-follow", "follows", default=True, show_default=True, help="Wait for further events."
+)
+@json_lines_option
+@database_options()
+def tail(
+    db: DatabaseOptions,
+    instance: int | str | None,
+    sink: str | None,
+    after: int | None,
+    follows: bool,
+    as_json: bool,
+) -> None:
+    """Print events in the order of their numbers, oldest first, as they are committed.
+
+    No event is left out, although events commit in another order: a transaction that stays open delays the events after
+    it. Whether an event is published makes no difference.
+    """
+    with interruptible():
+        asyncio.run(_tail(db, instance, sink, after, follows=follows, as_json=as_json))
+
+
+async def _tail(
+    db: DatabaseOptions,
+    instance: int | str | None,
+    sink: str | None,
+    after: int | None,
+    *,
+    follows: bool,
+    as_json: bool,
+) -> None:
+    async with db.open() as database:
+        if after is None:
+            found = await database.run(newest(0))
+            after = 0 if found is None else found[0]
+        events = (
+            follow(database.run, _verbs.EventFollow(instance, sink, after))
+            if follows
+            else _existing(database, instance, sink, after)
+        )
+        async for event in events:
+            if as_json:
+                print_json_line(event)
+            else:
+                click.echo(_line(event))
+
+
+async def _existing(
+    database: Database, instance: int | str | None, sink: str | None, after: int
+) -> AsyncIterator[EventRecord]:
+    last: EventRecord | int = after
+    while True:
+        page = _verbs.events_after(instance, sink, None, None, last, 1000)
+        events = await poll(lambda page=page: database.run(page.plan()))  # type: ignore[misc]  # bound per page
+        for event in events:
+            yield event
+        if not events:
+            return
+        last = events[-1]
+
+
+def _line(event: EventRecord) -> str:
+    words = (event.id, event.type, event.sink, event.subject, msgspec.json.encode(event.data).decode())
+    return "  ".join((str(event.number), *map(clean, words)))
+
+
+@outbox.command()
 @click.argument("numbers", metavar="[NUMBER]...", nargs=-1, type=click.IntRange(min=1))
 @click.option("--dead", is_flag=True, help="All dead letters, with --sink those of one sink.")
 @_sink_option
@@ -108,7 +192,9 @@ def replay(
 
     NUMBER is the number of an event in `outbox ls`.
 
-    Exit code 1: the confirmation was declined.
+    Dead letters are published again by a batch; see `batches`. Ctrl-C stops it.
+
+    Exit code 1: the confirmation was declined, or the batch was stopped.
     """
     if bool(numbers) == dead:
         raise Failure("give either event numbers or --dead")
@@ -116,20 +202,24 @@ def replay(
         if not sys.stdin.isatty():
             raise Failure("--dead needs a confirmation. Add --yes.")
         click.confirm("Publish all dead letters again?", abort=True)
-    count = db.run(_replay(numbers, sink, reason, actor))
+    if dead:
+        batch = asyncio.run(_replay_dead(db, sink, reason, actor))
+        _print_replayed(batch.done, as_json=as_json, batch=batch.id, status=batch.status)
+        raise SystemExit(exit_code(batch))
+    _print_replayed(db.run(_verbs.replay(numbers, reason, actor)), as_json=as_json)
+
+
+async def _replay_dead(db: DatabaseOptions, sink: str | None, reason: str | None, actor: str | None) -> Batch:
+    async with db.open() as database:
+        started = await database.run(_verbs.start_replay(sink, reason, actor))
+        return await run_to_end(database, started, actor=actor)
+
+
+def _print_replayed(count: int, *, as_json: bool, **of_batch: int | str) -> None:
     if as_json:
-        print_json({"replayed": count})
+        print_json({"replayed": count, **of_batch})
     else:
         click.echo(f"{count} event{'s' * (count != 1)} will be published again")
-
-
-def _replay(numbers: tuple[int, ...], sink: str | None, reason: str | None, actor: str | None) -> Plan[int]:
-    if numbers:
-        return (yield from _verbs.replay(numbers, reason, actor))
-    count = 0
-    while dead := (yield from _verbs.events(None, sink, "dead", None, 1000)):
-        count += yield from _verbs.replay(dead, reason, actor)
-    return count
 
 
 def _expires_at(event: EventRecord, retention: timedelta) -> datetime | None:

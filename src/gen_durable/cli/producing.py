@@ -7,16 +7,16 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import click
-import msgspec
 
 from .. import _verbs
 from .._checks import checked_delay, checked_moment, checked_name
 from .._db.insert_by_name import NamedInsert
 from .._db.plan import Plan
 from .._verbs import NamedResult
-from ..errors import NoTargetError
+from ..errors import EncodeError, NoTargetError
 from ..instance import Delivered, Delivery
 from .connection import DatabaseOptions, database_options
+from .declared import undeclared
 from .failure import Failure
 from .groups import action_options, no_validate_option
 from .json_text import json_option, print_json, read_json
@@ -59,12 +59,13 @@ __all__ = ["insert", "signal"]
     "--concurrency-key",
     metavar="KEY",
     help="Run one instance with this key at a time, or as many as its limit allows: importer, or tenant:7. "
-    "Default: that of the machine.",
+    'Default: that of the machine; "": none.',
 )
 @click.option(
     "--rate-limit",
     metavar="NAME",
-    help="Rate limit of the first step: crm, or crm:7 for a bucket of its own. Default: that of the machine.",
+    help="Rate limit of the first step: crm, or crm:7 for a bucket of its own. Default: that of the machine; "
+    '"": none.',
 )
 @click.option(
     "--weight",
@@ -130,6 +131,9 @@ def insert(
 @click.option(
     "--dedup-key", metavar="KEY", help="Deliver a signal with this key at most once to the instance."
 )
+@click.option(
+    "--no-validate", is_flag=True, help="Do not check the payload against what workers have registered."
+)
 @action_options
 @json_option
 @database_options("max_payload", "max_inbox")
@@ -139,18 +143,23 @@ def signal(
     name: str,
     payload: str,
     dedup_key: str | None,
+    no_validate: bool,
     reason: str | None,
     actor: str | None,
     as_json: bool,
 ) -> None:
     """Send signal NAME to an instance. Wakes the instance if it waits for it.
 
-    TARGET is an id or a correlation key. PAYLOAD-JSON is the payload. Default: null. "-" reads standard input.
+    TARGET is an id or a correlation key. PAYLOAD-JSON is the payload. Default: null. "-" reads standard input. The
+    payload of a signal that the machine declares is checked before anything is written.
     """
     text = read_json(payload, "the payload", db.settings.max_payload)
-    raw = msgspec.Raw(text.encode())
-    plan = _verbs.signal_with_reason(to, name, raw, dedup_key, db.settings, reason, actor)
-    found = asyncio.run(_signal(db, to, plan))
+    plan = _verbs.signal_with_reason(
+        to, name, text, dedup_key, db.settings, reason, actor, validate=not no_validate
+    )
+    found, warning = asyncio.run(_signal(db, to, name, plan))
+    if warning is not None:
+        click.echo(f"warning: {warning}", err=True)
     is_awaited = isinstance(found, Delivered) and found.is_awaited
     if as_json:
         print_json({"id": found.id, "delivered": isinstance(found, Delivered), "is_awaited": is_awaited})
@@ -190,10 +199,15 @@ async def _insert(
         return await database.run_in_transaction(_verbs.insert_named(new, reason, actor, validate=validate))
 
 
-async def _signal(db: DatabaseOptions, to: int | str, plan: Plan[Delivery]) -> Delivery:
+async def _signal(
+    db: DatabaseOptions, to: int | str, name: str, plan: Plan[Delivery]
+) -> tuple[Delivery, str | None]:
     async with db.open() as database:
         try:
-            return await database.run_in_transaction(plan)
+            found = await database.run_in_transaction(plan)
+            return found, await database.run(undeclared(found.id, "signal", name))
+        except EncodeError as error:
+            raise Failure(f"{error}. Correct the payload, or add --no-validate.") from error
         except NoTargetError as error:
             if isinstance(to, int):
                 raise Failure(

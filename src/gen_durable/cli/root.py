@@ -9,10 +9,13 @@ import click
 from .. import __version__
 from ..errors import GenDurableError
 from .audit import audit
+from .batches import batches
 from .check import check
 from .control import cancel, delete, restore, retry
+from .dash import dash
 from .db import db
 from .demo import demo
+from .dev import dev
 from .edit import edit
 from .failure import Failure
 from .fork import fork
@@ -20,12 +23,17 @@ from .graph import graph
 from .history import diff, history
 from .limits import limits
 from .ls import ls
+from .machines import machines
+from .openapi import openapi
 from .operations import doctor, explain, queues, workers
 from .outbox import outbox
 from .producing import insert, signal
 from .schedules import schedules
 from .show import show
+from .stats import stats, top
+from .stream import stream
 from .wait import wait
+from .watch import tail, watch
 from .worker import worker
 
 __all__ = ["root"]
@@ -52,9 +60,10 @@ def root() -> None:
 
 
 for command in (
-    *(db, demo, worker, graph, check),
-    *(insert, signal, ls, show, history, diff, wait, explain),
-    *(cancel, retry, edit, fork, delete, restore),
+    *(db, demo, dev, worker, dash, openapi, graph, check),
+    *(insert, signal, ls, show, history, diff, wait, watch, tail, stream, explain),
+    *(cancel, retry, edit, fork, delete, restore, batches),
+    *(stats, top, machines),
     *(workers, queues, limits, schedules, outbox, audit, doctor),
 ):
     root.add_command(command)

@@ -14,17 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import _verbs
-from .._checks import checked_name, duration_text
+from .._checks import duration_text
 from .._db import snapshots
-from .._db.insert_by_name import NamedInsert
 from .._db.plan import Plan
-from .._db.schedules import Definition
-from .._timetable import checked_cron, checked_interval, checked_zone
-from ..schedules import Missed, Overlap, ScheduleRecord, Triggered, check_policies
+from ..schedules import Missed, Overlap, ScheduleRecord, Triggered
 from .connection import DatabaseOptions, database_options
 from .failure import Failure
 from .groups import ListGroup, action_options
-from .json_text import json_option, print_json, print_json_rows, raw, read_json, readable
+from .json_text import json_option, print_json, print_json_rows, read_json, readable
 from .options import duration
 from .rows import age_text, clean, print_columns
 
@@ -112,9 +109,14 @@ def show(db: DatabaseOptions, name: str, as_json: bool) -> None:
 @click.option(
     "--concurrency-key",
     metavar="KEY",
-    help="Run one instance with this key at a time, or as many as its limit allows.",
+    help="Run one instance with this key at a time, or as many as its limit allows. Default: that of the machine; "
+    '"": none.',
 )
-@click.option("--rate-limit", metavar="NAME", help="Rate limit of the first step.")
+@click.option(
+    "--rate-limit",
+    metavar="NAME",
+    help='Rate limit of the first step. Default: that of the machine; "": none.',
+)
 @click.option(
     "--weight",
     type=click.IntRange(1, 2**31 - 1),
@@ -156,27 +158,24 @@ def add(
     MACHINE is a machine that a worker has registered. STATE-JSON is the state of its instances. Default: {}. "-" reads
     standard input.
     """
-    checked_name(machine, "the machine")
     if (cron is None) == (every is None):
         raise Failure("give either --cron or --every")
-    check_policies(missed, overlap)
-    text = read_json(state, "the state", db.settings.max_payload)
-    spec = {
-        "fsm": machine,
-        "state": raw(text),
-        **{key: value for key, value in options.items() if value is not None},
-    }
-    definition = Definition(
-        name=checked_name(name, "the name of a schedule"),
-        cron=None if cron is None else checked_cron(cron, tz),
-        every=None if every is None else checked_interval(every),
-        tz=checked_zone(tz),
-        missed=missed,
-        overlap=overlap,
-        spec=msgspec.json.encode(spec).decode(),
+    record, _ = db.run(
+        _verbs.schedules.put_by_name(
+            name,
+            machine,
+            read_json(state, "the state", db.settings.max_payload),
+            {key: value for key, value in options.items() if value is not None},
+            cron=cron,
+            every=every,
+            tz=tz,
+            missed=missed,
+            overlap=overlap,
+            reason=reason,
+            actor=actor,
+        )
     )
-    new = NamedInsert(fsm=machine, state=text, version=options["version"])
-    _print(db.run(_add(definition, new, reason, actor)), as_json=as_json)
+    _print(record, as_json=as_json)
 
 
 @schedules.command()
@@ -232,14 +231,6 @@ def rm(db: DatabaseOptions, name: str, reason: str | None, actor: str | None, as
 
 def _listing() -> Plan[tuple[datetime, Sequence[ScheduleRecord]]]:
     return (yield from snapshots.now()), (yield from _verbs.schedules.every())
-
-
-def _add(
-    definition: Definition, new: NamedInsert, reason: str | None, actor: str | None
-) -> Plan[ScheduleRecord]:
-    yield from _verbs.check_registered(new)
-    record, _ = yield from _verbs.schedules.put_definition(definition, _NOW, reason, actor)
-    return record
 
 
 def _json(record: ScheduleRecord) -> dict[str, Any]:

@@ -10,16 +10,21 @@ from typing import Any, Final
 import click
 import msgspec
 
-from .._core.hydration import compensation_of
+from .._core.hydration import compensation_of, is_cancel_handled, progress_of
+from .._core.timeline import timeline_of
 from .._db import snapshots
+from .._db import timeline as timelines
+from .._db.compatibility import KnownSteps, known_steps
 from .._db.plan import Plan, Row
 from ..instance import Status
 from ..refs import target_value
+from ..timeline import TimelineEntry
 from .connection import DatabaseOptions, database_options
 from .failure import no_instance
 from .json_text import json_option, print_json, raw, readable
 from .options import target
-from .rows import STYLES, activity, age_text, by_text, clean, instance_json, key_text
+from .rows import STYLES, activity, age_text, clean, instance_json, key_text, moment_text
+from .timeline import timeline_lines
 
 __all__ = ["show"]
 
@@ -31,25 +36,40 @@ class InstanceDetails(msgspec.Struct, frozen=True, kw_only=True):
 
     now: datetime
     row: Row
+    steps: KnownSteps
     details: Row
     inbox: Sequence[Row]
     children: Sequence[Row]
     executions: Sequence[Row]
     audit: Sequence[Row]
+    timeline: Sequence[TimelineEntry]
+    most: int
+    """The maximum number of timeline entries."""
 
 
 @click.command()
 @click.argument("to", metavar="TARGET", type=target)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    default=50,
+    show_default=True,
+    help="Maximum number of timeline entries; the newest ones are shown.",
+)
 @json_option
 @database_options()
-def show(db: DatabaseOptions, to: int | str, as_json: bool) -> None:
+def show(db: DatabaseOptions, to: int | str, limit: int, as_json: bool) -> None:
     """Show everything about an instance, also if it is deleted.
+
+    The timeline has executions, waits, signals, children and audit events in order: begin, duration, what, worker. A
+    duration with … has not ended.
 
     TARGET is an id or a correlation key.
 
     Attempts count from 1. JSON has the values of the tables and of ctx.attempt, which count from 0.
     """
-    found = db.run(_details(target_value(to)))
+    found = db.run(_details(target_value(to), limit))
     if as_json:
         print_json(_json(found))
     else:
@@ -57,15 +77,20 @@ def show(db: DatabaseOptions, to: int | str, as_json: bool) -> None:
             click.echo(line)
 
 
-def _details(to: int | str) -> Plan[InstanceDetails]:
+def _details(to: int | str, limit: int) -> Plan[InstanceDetails]:
     row = yield from snapshots.get(to)
     details = None if row is None else (yield from snapshots.details(row["id"]))
     if row is None or details is None:
         raise no_instance(to)
     id = row["id"]
+    now = yield from snapshots.now()
+    records = yield from timelines.timeline(id, limit)
     return InstanceDetails(
-        now=(yield from snapshots.now()),
+        now=now,
+        timeline=timeline_of(row, records, now),
+        most=limit,
         row=row,
+        steps=(yield from known_steps()),
         details=details,
         inbox=(yield from snapshots.inbox(id)),
         children=(yield from snapshots.children_summary(id)),
@@ -81,8 +106,14 @@ def _json(found: InstanceDetails) -> dict[str, Any]:
         "inbox": [dict(row) for row in found.inbox],
         "children": [_renamed(row) for row in found.children],
         "executions": [dict(row) for row in found.executions],
+        "timeline": [_entry(each) for each in found.timeline[-found.most :]],
         "audit_events": [{**row, "data": raw(row["data"])} for row in found.audit],
     }
+
+
+def _entry(entry: TimelineEntry) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(entry)
+    return {**fields, "duration": None if entry.duration is None else entry.duration.total_seconds()}
 
 
 def _renamed(row: Row) -> dict[str, Any]:
@@ -103,12 +134,23 @@ def _lines(found: InstanceDetails) -> Iterator[str]:
         yield from (f"  {text}" for text in texts[-_MAX_LINES:])
         if len(texts) > _MAX_LINES:
             yield f"  … {len(texts) - _MAX_LINES} earlier ones: --json"
+    yield ""
+    yield _bold(f"timeline{_left_out(found)}")
+    yield from (f"  {text}" for text in timeline_lines(found.timeline[-found.most :]))
+
+
+def _left_out(found: InstanceDetails) -> str:
+    """Say that earlier entries are not shown. Each source was read up to the limit, so their number is not known."""
+    if len(found.timeline) <= found.most:
+        return ""
+    count = found.details["execution"]
+    return f": the last {found.most} entries; {count} executions in total; more: --limit N"
 
 
 def _facts(found: InstanceDetails) -> Iterator[tuple[str, str | None]]:
     row, details, now = found.row, found.details, found.now
     yield "step", ", ".join(filter(None, [clean(row["step"]), _tries(found)]))
-    yield "now", activity(row, now) or None
+    yield "now", activity(row, now, found.steps) or None
     yield "queue", f"{clean(row['queue'])}, priority {row['priority']}"
     for name in ("correlation_key", "concurrency_key"):
         yield name.replace("_", " "), None if row[name] is None else clean(row[name])
@@ -123,12 +165,11 @@ def _facts(found: InstanceDetails) -> Iterator[tuple[str, str | None]]:
     yield "deadline", _when(row["await_deadline"], now)
     yield "ended", _when(row["finished_at"], now)
     yield "lease", _when(details["lease_expires_at"], now) if row["status"] == Status.EXECUTING else None
-    yield (
-        "cancelled" if row["status"] == Status.CANCELLED else "cancel requested",
-        _action(details["cancel_requested_at"], details["cancelled_by"], details["cancel_reason"], now),
-    )
+    yield from _cancel(row, now)
     yield "deleted", _action(row["deleted_at"], None, details["delete_reason"], now)
     yield "undo", _undo(row)
+    yield "progress", _progress(row, now)
+    yield "checkpoint", None if row["checkpoint"] is None else readable(row["checkpoint"])
     yield "crashes", str(row["crash_count"]) if row["crash_count"] else None
     removed = _when(row["collected_at"], now)
     yield "removed", None if removed is None else f"state and result, {removed}; the row still occupies a key"
@@ -150,34 +191,11 @@ def _lists(found: InstanceDetails) -> Iterator[tuple[str, list[str]]]:
         counts = Counter(row["status"] for row in found.children)
         summary = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
         yield f"children: {summary}", [_child(row) for row in found.children]
-    if found.executions:
-        yield "executions", [_execution(row) for row in found.executions]
-    if found.audit:
-        yield (
-            "audit",
-            [
-                f"{row['event']}, {_action(row['created_at'], row['actor'], row['reason'], now, row['login'])}"
-                for row in found.audit
-            ],
-        )
 
 
 def _child(row: Row) -> str:
     error = f": {clean(row['last_error'])}" if row["last_error"] else ""
     return f"{row['id']} {clean(row['fsm'])} {clean(row['step'])} {_status(row['status'])}{error}"
-
-
-def _execution(row: Row) -> str:
-    if not _has_run(row):
-        return f"{row['attempt']} {clean(row['step'])}: {row['status']} ({row['outcome']}) while waiting; no step ran"
-    began = row["started_at"] or row["leased_at"]
-    took = f" in {_seconds(began, row['finished_at'])}" if began and row["finished_at"] else ""
-    outcome = f" ({row['outcome']})" if row["outcome"] else ""
-    is_lost = row["outcome"] in ("lease", "poison") and row["lease_expires_at"] is not None
-    lease = f", lease until {row['lease_expires_at']:%H:%M:%S}" if is_lost else ""
-    error = f": {clean(row['error'])}" if row["error"] else ""
-    end = f"{row['status']}{outcome}{took} on {row['lease_owner']}{lease}{error}"
-    return f"{row['attempt']} {clean(row['step'])}: {end}"
 
 
 def _bold(text: str) -> str:
@@ -211,27 +229,48 @@ def _when(moment: datetime | None, now: datetime) -> str | None:
     if moment is None:
         return None
     distance = f"in {age_text(moment - now)}" if moment > now else f"{age_text(now - moment)} ago"
-    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %z} ({distance})"
+    return f"{moment_text(moment)} ({distance})"
 
 
-def _action(
-    at: datetime | None, actor: str | None, reason: str | None, now: datetime, login: str | None = None
-) -> str | None:
+def _action(at: datetime | None, actor: str | None, reason: str | None, now: datetime) -> str | None:
     if at is None:
         return None
-    by = f" {by_text(actor, login)}" if actor else ""
+    by = f" by {clean(actor)}" if actor else ""
     return f"{_when(at, now)}{by}{': ' + clean(reason) if reason else ''}"
+
+
+def _progress(row: Row, now: datetime) -> str | None:
+    progress = progress_of(row["progress"])
+    return None if progress is None else f"{clean(str(progress))}, {_when(progress.at, now)}"
+
+
+def _cancel(row: Row, now: datetime) -> Iterator[tuple[str, str | None]]:
+    undo = compensation_of(row["compensation"], row["undo_steps"])
+    at, actor, reason = row["cancel_requested_at"], row["cancelled_by"], row["cancel_reason"]
+    if at is None and undo is not None and undo.status is Status.CANCELLED:
+        at = undo.since
+    is_live = row["finished_at"] is None
+    if is_cancel_handled(row):
+        by = f"by {clean(actor)}" if actor else ""
+        yield "cancelled", ": ".join(filter(None, [by, clean(reason or "")])) + "; went to its on_cancel step"
+    elif row["cancel_requested_at"] is not None and is_live:
+        yield "cancel requested", _action(at, actor, reason, now)
+    else:
+        yield "cancelled", _action(at, actor, reason, now)
 
 
 def _undo(row: Row) -> str | None:
     undo = compensation_of(row["compensation"], row["undo_steps"])
     if undo is None:
-        return None
+        if row["undo_steps"] is None or row["finished_at"] is None:
+            return None
+        steps = [step for step, _ in reversed(msgspec.json.decode(row["undo_steps"]))]
+        return f"skipped; not undone: {', '.join(map(clean, steps))}"
     why = f": {clean(undo.reason)}" if undo.reason else ""
     undone, pending = (", ".join(map(clean, names)) for names in (undo.undone, undo.pending))
     lines = [f"{undo.status} at step {clean(undo.step)}{why}"]
     lines += [f"undone: {undone}"] if undone else []
-    lines += [f"left: {pending}"] if pending else []
+    lines += [f"undo steps left: {pending}"] if pending else []
     return "\n".join(lines)
 
 
@@ -241,7 +280,3 @@ def _error(text: str) -> str:
     if isinstance(error, dict) and isinstance(error.get("attempt"), int):
         return readable(msgspec.json.encode({**error, "attempt": error["attempt"] + 1}).decode())
     return readable(text)
-
-
-def _seconds(began: datetime, ended: datetime) -> str:
-    return f"{max(0.0, (ended - began).total_seconds()):.3f} s"

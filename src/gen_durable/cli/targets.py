@@ -28,18 +28,33 @@ Machines: TypeAlias = list[type[Definition[Any, Any]] | Definition[Any, Any] | S
 """Machines, jobs and schedules."""
 
 
-def load(target: str) -> Machines | Worker:
-    """Return the machines of a target, or its `Worker`."""
+def load(target: str, *, to_run: bool = False) -> Machines | Worker:
+    """Return the machines of a target, or its `Worker`.
+
+    Args:
+        target: a file or module, or a variable of one.
+        to_run: warn if the module has a `Worker` that the target does not name.
+    """
     place, _, name = target.partition(":")
     module = _module(place)
     values = _exposed(module)
     schedules = [value for value in values if isinstance(value, Schedule)]
     if name:
         return _with_schedules(_checked(_attribute(module, place, name), target), schedules, target)
-    machines: list[Any] = [value for value in values if _is_definition(value)]
+    machines = _machines(values)
     if not machines:
         raise Failure(f"{place} has no machine. If a variable holds them, name it: {place}:machines")
+    if to_run:
+        _warn_of_worker(module, place)
     return [*machines, *schedules]
+
+
+def _warn_of_worker(module: ModuleType, place: str) -> None:
+    """Warn that the queues, sinks, schedules and settings of a `Worker` do not apply."""
+    name = next((name for name, value in vars(module).items() if isinstance(value, Worker)), None)
+    if name:
+        text = f"the Worker of {place} is not used, only its machines; to run it: {place}:{name}"
+        click.echo(f"warning: {clean(text)}", err=True)
 
 
 def _module(place: str) -> ModuleType:
@@ -90,11 +105,19 @@ def _exposed(module: ModuleType) -> list[object]:
     return list({id(value): value for value in values}.values())
 
 
+def _machines(values: list[object]) -> list[Any]:
+    """Return the machines and jobs among these values, without the classes of which there is an object."""
+    machines = [value for value in values if _is_definition(value)]
+    of_objects = {type(value) for value in machines}
+    return [value for value in machines if not (isinstance(value, type) and value in of_objects)]
+
+
 def _is_definition(value: object) -> bool:
-    """Whether it is a job or a machine class; a base class without steps is not one."""
-    if isinstance(value, type):
-        return issubclass(value, Definition) and "__definition__" in vars(value)
-    return isinstance(value, Job)
+    """Whether it is a job, a machine object or a machine class; a base class without steps is not one."""
+    if isinstance(value, Job):
+        return True
+    made = value if isinstance(value, type) else type(value)
+    return issubclass(made, Definition) and "__definition__" in vars(made)
 
 
 def _with_schedules(loaded: Machines | Worker, schedules: list[Schedule], target: str) -> Machines | Worker:
@@ -114,7 +137,9 @@ def _with_schedules(loaded: Machines | Worker, schedules: list[Schedule], target
 
 def _attribute(module: ModuleType, place: str, name: str) -> object:
     if not hasattr(module, name):
-        known = [each for each in vars(module) if not each.startswith("_")]
+        known = [
+            name for name, value in vars(module).items() if _is_definition(value) or isinstance(value, Worker)
+        ]
         raise Failure(f"{place} has no '{name}'{did_you_mean(name, known)}")
     value: object = getattr(module, name)
     return value

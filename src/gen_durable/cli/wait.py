@@ -7,16 +7,19 @@ import sys
 import time
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.console import Console
 from rich.text import Text
 
+from .. import _verbs
+from .._core.change_cursor import Condition
 from .._db import snapshots
 from .._db.failures import StatementError
 from .._db.plan import Row
 from .._db.pool import Database
+from .._dictionary import did_you_mean
 from .._runtime.waiting import Waiting
 from ..errors import NoTargetError
 from ..instance import Status
@@ -25,15 +28,28 @@ from .connection import DatabaseOptions, database_options
 from .failure import TIMED_OUT, Failure, no_instance
 from .json_text import json_option, print_json
 from .options import duration, target
+from .progress import show_progress
 from .rows import age_text, clean, instance_json, note, removed_text
+from .stream import interruptible
 
 __all__ = ["wait"]
 
 # Seconds between two updates of the line on a terminal.
 _REFRESH: Final = 0.5
 _FAILED: Final = 1
-_INTERRUPTED: Final = 130
-_PARKED: Final = (Status.AWAITING_SIGNAL, Status.AWAITING_CHILDREN)
+
+
+def _state(text: str) -> Any:
+    """Read one `--until`: a word of the Python API, or `step:NAME`."""
+    kind, colon, name = text.partition(":")
+    if kind == "step" and colon:
+        return "step", name
+    if text not in _verbs.UNTIL_WORDS:
+        hint = did_you_mean(text, _verbs.UNTIL_WORDS)
+        raise click.BadParameter(
+            f"until is {text!r}; give {', '.join(_verbs.UNTIL_WORDS)}, or step:NAME{hint}"
+        )
+    return text
 
 
 @click.command()
@@ -46,25 +62,37 @@ _PARKED: Final = (Status.AWAITING_SIGNAL, Status.AWAITING_CHILDREN)
 )
 @click.option(
     "--until",
-    type=click.Choice(["finished", "parked"]),
-    default="finished",
-    show_default=True,
-    help="parked: return also when the instance waits for a signal or for children.",
+    type=_state,
+    multiple=True,
+    metavar="STATE",
+    help="Return also when the instance has this status, is parked (waits for a signal or for children), or has "
+    "reached a step: step:NAME. Repeatable. Default: finished.",
+)
+@click.option(
+    "--progress", "shows_progress", is_flag=True, help="Show the progress that the step reports, on stderr."
 )
 @json_option
 @database_options()
-def wait(db: DatabaseOptions, to: int | str, timeout: timedelta | None, until: str, as_json: bool) -> None:
+def wait(
+    db: DatabaseOptions,
+    to: int | str,
+    timeout: timedelta | None,
+    until: tuple[Any, ...],
+    shows_progress: bool,
+    as_json: bool,
+) -> None:
     """Wait until an instance has ended, and print its result.
 
     TARGET is an id or a correlation key.
 
-    Exit code 0: done (with --until parked, also parked); 1: failed or cancelled; 2: usage error, instance not found, or
-    database unreachable; 3: --timeout is over.
+    Exit code 0: done, or as given with --until; 1: failed or cancelled; 2: usage error, instance not found, or database
+    unreachable; 3: --timeout is over.
     """
-    try:
-        row, code = asyncio.run(_wait(db, target_value(to), timeout, until_parked=until == "parked"))
-    except KeyboardInterrupt:
-        raise SystemExit(_INTERRUPTED) from None
+    condition = _verbs.checked_until(frozenset(until or ("finished",)), to)
+    with interruptible():
+        row, code = asyncio.run(
+            _wait(db, target_value(to), timeout, condition, shows_progress=shows_progress)
+        )
     if as_json:
         print_json(instance_json(row))
     elif row["status"] == Status.DONE and row["collected_at"] is None:
@@ -75,16 +103,23 @@ def wait(db: DatabaseOptions, to: int | str, timeout: timedelta | None, until: s
 
 
 async def _wait(
-    db: DatabaseOptions, to: int | str, timeout: timedelta | None, *, until_parked: bool
+    db: DatabaseOptions,
+    to: int | str,
+    timeout: timedelta | None,
+    condition: Condition,
+    *,
+    shows_progress: bool,
 ) -> tuple[Row, int]:
     async with db.open() as database:
-        row = await _get(database, to)
+        row, is_over = await _get(database, to), False
         waiting = Waiting(database)
-        showing = asyncio.get_running_loop().create_task(_show_progress(database, row))
+        show = show_progress(waiting, row["id"]) if shows_progress else _show_status(database, row)
+        showing = asyncio.get_running_loop().create_task(show)
         try:
             async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
-                row = await waiting.until_ended_or_parked(row["id"], parked=until_parked)
+                row = await waiting.until(row["id"], condition)
         except TimeoutError:
+            is_over = True
             with suppress(StatementError):
                 row = await _get_again(database, row)
         except NoTargetError:
@@ -93,13 +128,16 @@ async def _wait(
             waiting.close()
             showing.cancel()
             await asyncio.wait({showing})  # it clears its line
-    return row, _code(Status(row["status"]), until_parked=until_parked)
+    return row, _code(row, condition, is_over=is_over)
 
 
-def _code(status: Status, *, until_parked: bool) -> int:
+def _code(row: Row, condition: Condition, *, is_over: bool) -> int:
+    status = Status(row["status"])
+    if status is Status.DONE or status in condition.statuses:
+        return 0
     if status.is_terminal:
-        return 0 if status is Status.DONE else _FAILED
-    return 0 if until_parked and status in _PARKED else TIMED_OUT
+        return _FAILED
+    return TIMED_OUT if is_over and not condition.holds(row, ()) else 0
 
 
 async def _get(database: Database, to: int | str) -> Row:
@@ -123,7 +161,7 @@ def _removed(row: Row) -> Failure:
     )
 
 
-async def _show_progress(database: Database, row: Row) -> None:
+async def _show_status(database: Database, row: Row) -> None:
     """On a terminal, show the instance and how long the wait has lasted."""
     console, began = Console(stderr=True), time.monotonic()
     if not (sys.stderr.isatty() and console.is_terminal):
