@@ -12,10 +12,12 @@ from ._schema import migrate, migrate_async
 from ._version import VERSION
 from .async_client import AsyncClient
 from .audit import AuditEvent
+from .batches import Batch, BatchGroup, BatchPreview
 from .client import Client
 from .config import Queue, Settings
 from .context import Children, Context
 from .errors import (
+    BatchCountError,
     CodecError,
     DatabaseError,
     DecodeError,
@@ -28,12 +30,15 @@ from .errors import (
     InstanceFailedError,
     InstanceUnfinishedError,
     KeyTakenError,
+    LeaseLostError,
     LimitError,
+    NoBatchError,
     NoScheduleError,
     NoTargetError,
     NotDoneError,
     NotLoadedError,
     PauseTimeoutError,
+    SearchError,
     SettingsError,
     StepTimeoutError,
     UsageError,
@@ -45,6 +50,7 @@ from .instance import (
     AlreadyFinished,
     Cancelled,
     CancelRequested,
+    Change,
     Child,
     Compensating,
     Compensation,
@@ -84,11 +90,15 @@ from .outcome import (
     Stop,
     Transaction,
 )
+from .progress import Progress
 from .reasons import Explanation
 from .refs import Duplicate, Inserted, KeyTaken, Ref, Spec
 from .retry import Backoff, backoff
 from .schedules import Schedule, ScheduleRecord, Triggered
+from .search import Completion, SearchCount, SearchPage, SearchTerm, Suggestion
 from .signals import Inbox, Message, Signal
+from .streams import Stream, StreamItem
+from .timeline import TimelineEntry
 from .worker import Worker
 
 __all__ = [
@@ -97,9 +107,14 @@ __all__ = [
     "AuditEvent",
     "Await",
     "Backoff",
+    "Batch",
+    "BatchCountError",
+    "BatchGroup",
+    "BatchPreview",
     "Cancel",
     "CancelRequested",
     "Cancelled",
+    "Change",
     "Child",
     "Children",
     "Client",
@@ -107,6 +122,7 @@ __all__ = [
     "CodecError",
     "Compensating",
     "Compensation",
+    "Completion",
     "ConcurrencyLimit",
     "Context",
     "DatabaseError",
@@ -142,10 +158,12 @@ __all__ = [
     "JobState",
     "KeyTaken",
     "KeyTakenError",
+    "LeaseLostError",
     "LimitError",
     "Machine",
     "Message",
     "Next",
+    "NoBatchError",
     "NoScheduleError",
     "NoTargetError",
     "Node",
@@ -155,6 +173,7 @@ __all__ = [
     "NotRetried",
     "Outcome",
     "PauseTimeoutError",
+    "Progress",
     "Queue",
     "QueueControl",
     "QueueStatus",
@@ -168,6 +187,10 @@ __all__ = [
     "Schedule",
     "ScheduleChildren",
     "ScheduleRecord",
+    "SearchCount",
+    "SearchError",
+    "SearchPage",
+    "SearchTerm",
     "Settings",
     "SettingsError",
     "Signal",
@@ -180,6 +203,10 @@ __all__ = [
     "Step",
     "StepTimeoutError",
     "Stop",
+    "Stream",
+    "StreamItem",
+    "Suggestion",
+    "TimelineEntry",
     "Transaction",
     "Transition",
     "Triggered",

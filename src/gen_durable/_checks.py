@@ -24,6 +24,7 @@ __all__ = [
     "checked_key",
     "checked_moment",
     "checked_name",
+    "checked_number",
     "checked_traceparent",
     "duration_text",
     "timedelta_of",
@@ -62,6 +63,15 @@ def checked_int(value: object, what: str, least: int, most: int, error: _Raises 
         raise error(f"{what} is of type {type(value).__name__}", "give a whole number")
     if not least <= value <= most:
         raise error(f"{what} is {value}", f"give a number from {least} to {most}")
+    return value
+
+
+def checked_number(value: object, what: str) -> int | float:
+    """Check a number: 0 to 2^63, whole or not; bool is refused."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{what} is of type {type(value).__name__}", "give a number")
+    if not 0 <= value < 2**63:
+        raise UsageError(f"{what} is {value}", "give a number from 0 to 2^63")
     return value
 
 

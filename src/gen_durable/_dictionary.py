@@ -11,7 +11,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple, NoReturn, TypeAlias
 
-__all__ = ["ENTRIES", "Entry", "Place", "attribute_hint", "did_you_mean", "package_attribute", "translation"]
+__all__ = [
+    "ENTRIES",
+    "Entry",
+    "Place",
+    "attribute_hint",
+    "closest",
+    "did_you_mean",
+    "package_attribute",
+    "translation",
+]
 
 Place: TypeAlias = Literal[
     "insert",
@@ -156,6 +165,7 @@ _TABLE: Final[dict[str, tuple[_Row, ...]]] = {
         ("time_limit", "timeout", "job"),
         ("soft_time_limit", "timeout", "job"),
         ("retries", "attempt", "context"),
+        ("update_state", "progress", "context"),
         ("worker_concurrency", "concurrency", "settings"),
         ("visibility_timeout", "lease", "settings"),
         ("success", "done", "status"),
@@ -195,6 +205,8 @@ _TABLE: Final[dict[str, tuple[_Row, ...]]] = {
         ("retry_policy", "retry", "job"),
         ("start_to_close_timeout", "timeout", "step"),
         ("start_to_close_timeout", "timeout", "job"),
+        ("heartbeat", "checkpoint", "context"),
+        ("heartbeat_details", "last_checkpoint", "context"),
         ("heartbeat_timeout", "lease", "step", "workers send heartbeats automatically"),
         ("heartbeat_timeout", "lease", "job", "workers send heartbeats automatically"),
         ("workflow_id", "correlation_key", "context"),
@@ -252,8 +264,13 @@ def did_you_mean(word: str, known: Sequence[str], place: Place | None = None) ->
         name = _spelled(entry, known) or (entry.ours if entry.place == place and entry.is_name else None)
         meant = f"`{entry.code}`" if name is None else f"'{name}'"
         return f"; did you mean {meant}?{f' ({entry.note})' if entry.note else ''}"
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    close = closest(word, known)
+    return "" if close is None else f"; did you mean '{close}'?"
+
+
+def closest(word: str, known: Sequence[str]) -> str | None:
+    """Return the known name that is most similar to a word, if one is similar enough."""
+    return next(iter(difflib.get_close_matches(word, known, n=1)), None)
 
 
 def translation(word: str, place: Place | None, known: Sequence[str] = ()) -> Entry | None:

@@ -13,8 +13,8 @@ __all__ = ["NOT_LOADED", "LiveChildError", "Loader", "Wait", "chunks"]
 T = TypeVar("T")
 _SizedT = TypeVar("_SizedT", bound="_Sized")
 
-Wait: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
-"""Run a coroutine on the event loop of the execution, from another thread, and wait for its result."""
+Wait: TypeAlias = Callable[[Coroutine[Any, Any, Any], str], Any]
+"""Run a coroutine on the event loop of the execution, for a method called in another thread; wait for its result."""
 
 # Bounds of one statement. Sizes are those of compressed values, which in practice expand to at most 100 times as much;
 # no value is larger than a few MiB.
@@ -52,9 +52,9 @@ class Loader(Generic[T]):
         """Load content by id."""
         return await self._fetch(ids)
 
-    def fetch_sync(self, ids: Sequence[int]) -> Mapping[int, T]:
-        """Load content by id, from a thread."""
-        found: Mapping[int, T] = self._wait(self._fetch(ids))
+    def fetch_sync(self, ids: Sequence[int], method: str) -> Mapping[int, T]:
+        """Load content by id, for a method called in a thread."""
+        found: Mapping[int, T] = self._wait(self._fetch(ids), method)
         return found
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "migrate_async",
     "migrate_schema",
     "run_on",
+    "schema_on",
     "schema_status",
     "server_dsn",
 ]
@@ -37,6 +38,8 @@ def migrate(
     where: Dsn | Connection | None = None, /, *, schema: str | None = None, version: int | None = None
 ) -> int:
     """Migrate the tables of gen_durable to a version, up or down, in one transaction.
+
+        migrate("postgresql://shop@db/shop")
 
     On a connection in a transaction it is part of that transaction, and visible after the caller commits. Otherwise it
     is a transaction of its own. Processes may call it concurrently: one migrates, the others wait.
@@ -110,6 +113,11 @@ async def schema_status(dsn: str | None, schema: str, pooler: Pooler = "none") -
     return await _run(dsn, schema, migrations.status(schema), pooler)
 
 
+async def schema_on(server: Server, schema: str, pooler: Pooler = "none") -> Schema:
+    """Read the installed version of a running server, without keeping an embedded one running."""
+    return await _run_on(server, schema, migrations.status(schema), pooler)
+
+
 def server_dsn(dsn: str | None) -> str:
     """Return the DSN: as given, else of the environment, else of the embedded server, started if necessary."""
     server = Server.find(dsn)
@@ -141,9 +149,13 @@ async def drop_schema(dsn: str | None, schema: str) -> None:
 async def _run(dsn: Dsn | None, schema: str, plan: Plan[T], pooler: Pooler) -> T:
     server = await Server.find_async(dsn)
     try:
-        async with await Database.open(
-            server.dsn, schema, size=1, advice=server.advice, pooler=pooler
-        ) as database:
-            return await database.run_in_transaction(plan)
+        return await _run_on(server, schema, plan, pooler)
     finally:
         await server.close_async()
+
+
+async def _run_on(server: Server, schema: str, plan: Plan[T], pooler: Pooler) -> T:
+    async with await Database.open(
+        server.dsn, schema, size=1, advice=server.advice, pooler=pooler
+    ) as database:
+        return await database.run_in_transaction(plan)

@@ -10,7 +10,18 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, Final
 
-__all__ = ["KEEP", "Keep", "PayloadT", "ResourcesT", "ResultT", "ResultT_co", "StateT", "T_co", "TypeVar"]
+__all__ = [
+    "KEEP",
+    "ItemT",
+    "Keep",
+    "PayloadT",
+    "ResourcesT",
+    "ResultT",
+    "ResultT_co",
+    "StateT",
+    "T_co",
+    "TypeVar",
+]
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -26,6 +37,7 @@ StateT = TypeVar("StateT", default=Any)
 ResultT = TypeVar("ResultT", default=Any)
 ResultT_co = TypeVar("ResultT_co", covariant=True, default=Any)
 PayloadT = TypeVar("PayloadT", default=Any)
+ItemT = TypeVar("ItemT", default=Any)
 ResourcesT = TypeVar("ResourcesT", default=Any)
 # The return value of a step: an outcome, or a coroutine of one.
 T_co = TypeVar("T_co", covariant=True, default=Any)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from types import ModuleType, TracebackType
@@ -20,12 +20,15 @@ from ._db.reply_timeouts import ReplyTimeouts
 from ._dictionary import attribute_hint
 from ._polling import poll
 from ._runtime.database_status import DatabaseStatus
+from ._runtime.follow import follow
+from ._runtime.following import Following
 from ._runtime.waiting import Waiting
 from ._runtime.wake import Wakes
 from ._server import Server
-from ._typing import KEEP, PayloadT, ResultT, StateT
+from ._typing import KEEP, ItemT, PayloadT, ResultT, StateT
 from ._verbs import Filters
 from .audit import AuditEvent
+from .batches import Batch, BatchPreview, InstanceVerb
 from .config import AuditLevel, Settings
 from .connections import AsyncConnection, Dsn
 from .definition import StepRef
@@ -34,6 +37,7 @@ from .events import EventRecord, EventState
 from .findings import Finding
 from .instance import (
     CancelResult,
+    Change,
     Deleted,
     Delivery,
     EditResult,
@@ -43,14 +47,18 @@ from .instance import (
     Restored,
     RetryResult,
     Transition,
-    Until,
 )
 from .limits import Limit, LimitKind
-from .operations import QueueControl, QueueStatus, WorkerInfo
+from .operations import MachineInfo, QueueControl, QueueStatus, WorkerInfo
+from .rates import MachineRates, Rates, TimeRange
 from .reasons import Explanation
-from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Key, KeyTaken, Ref, Spec, Target
+from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Key, KeyTaken, Ref, Spec, Target, Until
 from .schedules import Schedule, ScheduleRecord, Triggered
+from .search import Completion, SearchCount, SearchPage
 from .signals import Signal
+from .stats import Census, Stats
+from .streams import Stream, StreamItem
+from .timeline import TimelineEntry
 
 __all__ = ["AsyncClient"]
 
@@ -84,7 +92,7 @@ class AsyncClient:
                 is called before every new connection, for passwords that expire.
             settings: default: from the environment.
         """
-        self.dsn: Dsn | None = dsn
+        self._given_dsn = dsn
         self.settings: Settings = Settings.given(settings)
         # How far the clock of this client is ahead of that of the database; not zero in tests only.
         self._ahead = timedelta(0)
@@ -93,6 +101,19 @@ class AsyncClient:
         self._server: Server | None = None
         self._opened: Database | None = None
         self._waiting: Waiting | None = None
+        self._following: Following | None = None
+
+    @property
+    def dsn(self) -> str:
+        """The DSN of its server, for connections of your own: `create_engine(worker.dsn)`. It contains the password.
+
+        Before the client is open, it is the DSN that it would use, and an embedded server may not be running yet.
+
+        Raises:
+            NotConnectedError: the DSN is that of a function, and the client is not open.
+        """
+        server = self._server or Server.choose(self._given_dsn)
+        return server.dsn if isinstance(server.dsn, str) else self._database.where
 
     async def __aenter__(self) -> Self:
         if self._opened is not None:
@@ -309,10 +330,10 @@ class AsyncClient:
         Args:
             target: what `insert` returned, an id, or a correlation key.
             reason: recorded in the row and in the audit log.
-            actor: who cancels it; recorded likewise.
+            actor: the person or program that cancels it; recorded as well.
             force: end it now, without `on_cancel` and undo steps. The lease of an executing step is revoked: the step
                 may keep running, but cannot commit.
-            undo: `False` runs no undo steps, or no further ones.
+            undo: `False` runs no `on_cancel` and undo steps, or no further undo steps.
             cascade: also cancel all descendants.
             conn: a connection of the caller: cancel in its transaction.
 
@@ -351,8 +372,19 @@ class AsyncClient:
 
             await client.cancel_all(Checkout, queue="legacy", reason="migrated")
 
+        Args:
+            machine: only instances of this machine: a class, a job, or a name.
+            reason: recorded in the rows and in the audit log.
+            actor: the person or program that cancels them; recorded as well.
+            force: as for `cancel`.
+            undo: as for `cancel`.
+            filters: see `Filters`; all of them must match. Without a machine and filters: all live instances.
+
         Returns:
             How many instances were cancelled or will be when their steps end.
+
+        Raises:
+            UsageError: a filter is unknown or invalid.
         """
         return await self._write(
             _verbs.cancel_all(
@@ -372,8 +404,16 @@ class AsyncClient:
     ) -> Deleted:
         """Delete an instance softly: hide it and stop running it, but keep its row.
 
-        A live instance is cancelled. Deleting a deleted instance changes nothing. `restore` undoes it. The collector
-        removes the row after `settings.retention_deleted`.
+            await client.soft_delete("order:42", reason="test order")
+
+        A live instance is cancelled, without `on_cancel` and undo steps. Deleting a deleted instance changes nothing.
+        `restore` undoes it. The collector removes the row after `settings.retention_deleted`.
+
+        Args:
+            target: what `insert` returned, an id, or a correlation key.
+            reason: recorded in the row and in the audit log.
+            actor: the person or program that deletes it; recorded in the audit log.
+            conn: a connection of the caller: delete in its transaction.
 
         Raises:
             NoTargetError: there is no such instance.
@@ -393,8 +433,19 @@ class AsyncClient:
     ) -> int:
         """Delete softly all instances that match the filters of `list`, in batches.
 
+            await client.delete_all(Checkout, status="failed", inserted_before=last_year)
+
+        Args:
+            machine: only instances of this machine: a class, a job, or a name.
+            reason: recorded in the rows and in the audit log.
+            actor: the person or program that deletes them; recorded in the audit log.
+            filters: see `Filters`; all of them must match. Without a machine and filters: all instances.
+
         Returns:
             How many instances were deleted.
+
+        Raises:
+            UsageError: a filter is unknown or invalid.
         """
         return await self._write(
             _verbs.delete_all(machine, filters, reason, actor, autocommit=self._autocommit(None)), None
@@ -411,7 +462,17 @@ class AsyncClient:
     ) -> Restored:
         """Undo a soft delete. An instance that the delete cancelled stays cancelled; `retry` continues it.
 
-        A correlation key refers to the latest deleted instance that had it.
+            await client.restore("order:42")
+
+        Args:
+            target: what `insert` returned, an id, or a correlation key, which refers to the latest deleted instance
+                that had it.
+            reason: recorded in the audit log.
+            actor: the person or program that restores it; recorded in the audit log.
+            conn: a connection of the caller: restore in its transaction.
+
+        Returns:
+            The id and the status. Restoring an instance that is not deleted changes nothing.
 
         Raises:
             NoTargetError: there is no such instance.
@@ -451,7 +512,7 @@ class AsyncClient:
             state: replaces the state that it ended with.
             step: the step to run instead, at once: it waits neither for the former signals nor for the former children.
             reason: recorded in the audit log.
-            actor: who retries it; recorded in the audit log.
+            actor: the person or program that retries it; recorded in the audit log.
             conn: a connection of the caller: retry in its transaction.
 
         Returns:
@@ -485,12 +546,160 @@ class AsyncClient:
 
         Instances whose key another instance has now are skipped.
 
+        Args:
+            machine: only instances of this machine: a class, a job, or a name.
+            reason: recorded in the audit log.
+            actor: the person or program that retries them; recorded in the audit log.
+            filters: see `Filters`; all of them must match. Without a machine and filters: all of these instances.
+
         Returns:
             How many instances were retried.
+
+        Raises:
+            UsageError: a filter is unknown or invalid.
         """
         return await self._write(
             _verbs.retry_all(machine, filters, reason, actor, autocommit=self._autocommit(None)), None
         )
+
+    async def preview_batch(
+        self,
+        verb: InstanceVerb,
+        machine: Insertable[Any, Any] | str | None = None,
+        /,
+        *,
+        force: bool = False,
+        undo: bool = True,
+        **filters: Unpack[Filters],
+    ) -> BatchPreview:
+        """Count the instances that a batch would visit, and predict what happens to them.
+
+            shown = await client.preview_batch("retry", Checkout, inserted_after=yesterday)
+            batch = await client.start_batch("retry", Checkout, inserted_after=yesterday, expected=shown.count)
+            await client.run_batch(batch)
+
+        Args:
+            verb: `cancel`, `retry`, `delete` or `restore`.
+            machine: only instances of this machine: a class, a job, or a name.
+            force: as for `cancel`.
+            undo: as for `cancel`.
+            filters: see `Filters`. By default a cancel selects live instances, a retry failed and cancelled ones, and
+                a restore deleted ones.
+
+        Raises:
+            UsageError: a filter is unknown or invalid.
+        """
+        change = _verbs.verb_of(verb, force=force, undo=undo)
+        return await self._database.run(_verbs.preview_matching(change, machine, filters))
+
+    async def start_batch(
+        self,
+        verb: InstanceVerb,
+        machine: Insertable[Any, Any] | str | None = None,
+        /,
+        *,
+        ids: Iterable[int] | None = None,
+        expected: int | None = None,
+        reason: str | None = None,
+        actor: str | None = None,
+        force: bool = False,
+        undo: bool = True,
+        cascade: bool = False,
+        **filters: Unpack[Filters],
+    ) -> Batch:
+        """Start a change of many instances that can be followed, stopped, and continued after a crash.
+
+        It changes nothing until `run_batch` runs it. Instances that are inserted later do not belong to it.
+
+        Args:
+            verb: `cancel`, `retry`, `delete` or `restore`.
+            machine: only instances of this machine: a class, a job, or a name.
+            ids: these instances instead of a machine and filters, at most 10,000.
+            expected: `count` of the preview. The batch is refused if the count has moved by more than 10 % and by more
+                than 10 instances.
+            reason: recorded in the audit log, with each instance and with the batch.
+            actor: the person or program that starts it; recorded as well.
+            force: as for `cancel`.
+            undo: as for `cancel`.
+            cascade: as for `cancel`.
+            filters: as for `preview_batch`.
+
+        Raises:
+            BatchCountError: the count has moved since the preview.
+            UsageError: a filter is unknown or invalid.
+        """
+        change = _verbs.verb_of(verb, reason=reason, actor=actor, force=force, undo=undo, cascade=cascade)
+        return await self._database.run(_verbs.start_matching(change, machine, filters, ids, expected))
+
+    async def start_replay(
+        self, *, sink: str | None = None, reason: str | None = None, actor: str | None = None
+    ) -> Batch:
+        """Start a batch that publishes all dead letters again, under their old ids.
+
+            batch = await client.run_batch(await client.start_replay(sink="crm", reason="crm is back"))
+
+        Events that die later do not belong to it.
+
+        Args:
+            sink: only the dead letters of this sink.
+            reason: recorded in the audit log, with each event and with the batch.
+            actor: the person or program that starts it; recorded as well.
+        """
+        return await self._database.run(_verbs.start_replay(sink, reason, actor))
+
+    async def run_batch(
+        self, batch: Batch | int, /, *, on_page: Callable[[Batch], object] | None = None
+    ) -> Batch:
+        """Run a batch until it has ended or is stopped, and return it.
+
+        Each page of at most 500 instances is a transaction. If another process runs the batch, wait for it, and
+        continue the batch if that process dies. If this call is cancelled, or the database fails, another call
+        continues it.
+
+        Args:
+            batch: the batch, or its id.
+            on_page: called with the batch after each page.
+
+        Raises:
+            NoBatchError: it does not exist.
+        """
+        run = _verbs.BatchRun(batch if isinstance(batch, int) else batch.id)
+
+        async def page() -> tuple[Batch, float | None]:
+            now, pause = await self._write(run.plan(), None)
+            if on_page is not None:
+                on_page(now)
+            return now, pause
+
+        return await poll(page)
+
+    async def stop_batch(
+        self, batch: Batch | int, /, *, reason: str | None = None, actor: str | None = None
+    ) -> Batch:
+        """Stop a batch before its next page and return it. What it has changed stays changed.
+
+        Args:
+            batch: the batch, or its id. One that has ended is left unchanged.
+            reason: recorded in the audit log.
+            actor: the person or program that stops it; recorded in the audit log.
+
+        Raises:
+            NoBatchError: it does not exist.
+        """
+        id = batch if isinstance(batch, int) else batch.id
+        return await self._database.run(_verbs.stop_batch(id, reason, actor))
+
+    async def get_batch(self, id: int, /) -> Batch:
+        """Return a batch.
+
+        Raises:
+            NoBatchError: it does not exist.
+        """
+        return await self._database.run(_verbs.get_batch(id))
+
+    async def batches(self, *, limit: int = 100) -> Sequence[Batch]:
+        """Return the newest batches, newest first."""
+        return await self._database.run(_verbs.list_batches(limit))
 
     async def edit(
         self,
@@ -519,7 +728,7 @@ class AsyncClient:
         Args:
             target: what `insert` returned, an `Instance`, an id, or a correlation key.
             state: replaces the state.
-            step: the step to run next.
+            step: the step to run next; refused while the instance runs undo steps, and after it.
             expected_step_seq: refuse the edit unless the instance has this `step_seq`: nothing has changed since you
                 read it.
             machine: the machine of the instance, to check state and step, if `target` is not a reference. Without it,
@@ -528,11 +737,12 @@ class AsyncClient:
             validate: `False` skips the check against the registered steps and schema. The check of the schema needs the
                 extra `cli`.
             reason: recorded in the audit log.
-            actor: who edits it; recorded in the audit log.
+            actor: the person or program that edits it; recorded in the audit log.
             conn: a connection of the caller: edit in its transaction.
 
         Returns:
-            `Edited`; or `NotEdited` if a step is executing, the instance has moved on, has ended or is deleted.
+            `Edited`; or `NotEdited` if a step is executing, or the instance has moved on, has ended, is deleted or runs
+            undo steps.
 
         Raises:
             NoTargetError: there is no such instance.
@@ -574,26 +784,32 @@ class AsyncClient:
 
             copy = await client.fork("order:42", at=3, reason="try the new carrier")
 
-        It has the machine, version, queue, priority and limits of its origin, but neither its keys nor its signals nor
-        its children, and undoes nothing of it. An await is repeated. `Instance.forked_from` names the origin.
+        The new instance has the machine, queue, priority and limits of its origin. It has no keys, signals or children
+        of its origin, and does not undo its steps. An await is repeated. `Instance.forked_from` is the id of the
+        origin. Its version is that of the state after the transition, so a newer machine upgrades it.
 
         Args:
             target: what `insert` returned, an `Instance`, an id, or a correlation key; in any status.
             at: the number of the transition, as in `history`; 0 is the insert. A transition before the last one needs
-                `history="all"`, or `state=`. Default: as the instance is now.
-            state: replaces the state of that transition.
-            step: the step to start at, instead of the one that followed.
+                `history="all"`, or `state=`. Default: the last one, with the current state.
+            state: replaces the state of that transition, in the version of that state; of the origin if it was not
+                kept.
+            step: the step to start at, instead of the one that followed; of the same version.
             correlation_key: the correlation key of the new instance.
             unique_key: the unique key of the new instance.
             machine: the machine of the instance, to check state and step, as in `edit`.
             validate: `False` skips the check against the registered steps and schema, as in `edit`.
             reason: recorded in the audit log.
-            actor: who forks it; recorded in the audit log.
+            actor: the person or program that forks it; recorded in the audit log.
             conn: a connection of the caller: fork in its transaction.
+
+        Returns:
+            The ids of the new instance and of its origin, the transition, and the status of the new instance.
 
         Raises:
             NoTargetError: there is no such instance.
-            UsageError: the state or the step of that transition is unknown, it waited for children, or a key is taken.
+            UsageError: the state or the step of that transition is unknown, it waited for children, it is part of an
+                undo, or a key is taken.
         """
         plan = _verbs.fork(
             target,
@@ -639,7 +855,7 @@ class AsyncClient:
 
         Args:
             target: what `insert` returned, an id, or a correlation key.
-            with_deleted: also return an instance that is softly deleted.
+            with_deleted: also return an instance that is soft-deleted.
             conn: a connection of the caller: read in its transaction, which sees its own inserts.
         """
         return await self._read(_verbs.get(target, with_deleted=with_deleted), conn)
@@ -701,8 +917,58 @@ class AsyncClient:
         conn: AsyncConnection | None = None,
         **filters: Unpack[Filters],
     ) -> int:
-        """Count instances, with the filters of `list`: `await client.count(Checkout, status="failed")`."""
+        """Count instances, with the filters of `list`: `await client.count(Checkout, status="failed")`.
+
+        Args:
+            machine: only instances of this machine: a class, a job, or a name.
+            conn: a connection of the caller: count in its transaction.
+            filters: see `Filters`; all of them must match.
+
+        Raises:
+            UsageError: a filter is unknown or invalid.
+        """
         return await self._read(_verbs.count(machine, filters), conn)
+
+    async def search(
+        self,
+        text: str,
+        /,
+        *,
+        limit: int = 100,
+        before: int | None = None,
+        with_deleted: bool = False,
+        conn: AsyncConnection | None = None,
+    ) -> SearchPage:
+        """Return a page of the instances that match a search, newest first, with where to continue.
+
+        Unlike `list`, it runs one statement: conditions without an index are checked on the newest 10,000 instances
+        that the other terms select, and `bounded` of the page says so.
+
+        Args:
+            text: a search, such as `"machine:checkout status:failed error:~timeout"`.
+            limit: maximum number of instances, 1 to 10,000.
+            before: only instances with a smaller id: `next` of the last page.
+            with_deleted: also soft-deleted instances.
+            conn: read on this connection.
+
+        Raises:
+            SearchError: the text is not a search.
+        """
+        return await self._read(_verbs.find(text, limit, before, with_deleted=with_deleted), conn)
+
+    async def search_count(
+        self, text: str, /, *, with_deleted: bool = False, conn: AsyncConnection | None = None
+    ) -> SearchCount:
+        """Count the instances that match a search, among the newest 10,000 that its indexed terms select.
+
+        Raises:
+            SearchError: the text is not a search.
+        """
+        return await self._read(_verbs.find_count(text, with_deleted=with_deleted), conn)
+
+    async def complete(self, text: str, /, cursor: int | None = None) -> Completion:
+        """Suggest names and values for the term of a search at the cursor; default: at its end."""
+        return await self._read(_verbs.complete(text, cursor), None)
 
     async def limits(self) -> Sequence[Limit]:
         """Return all limits, by name."""
@@ -731,11 +997,22 @@ class AsyncClient:
     ) -> bool:
         """Remove the limits of a name, or only the one of a kind.
 
+            await client.remove_limit("tenant", kind="concurrency")
+
         Concurrency keys of that name have one slot again. Instances with a rate limit that does not exist do not start;
         workers report `rate_limit.unknown` until it is set again.
 
+        Args:
+            name: the name, without a partition.
+            kind: `"concurrency"` or `"rate"`; default: both.
+            reason: recorded in the audit log.
+            actor: the person or program that removes it; recorded in the audit log.
+
         Returns:
             Whether there was a limit to remove.
+
+        Raises:
+            UsageError: the kind is unknown.
         """
         return await self._database.run(_verbs.remove_limit(name, kind, reason, actor))
 
@@ -768,8 +1045,8 @@ class AsyncClient:
             for transition in await client.history("order:42"):
                 print(transition.step_seq, transition.step, transition.outcome, transition.changes)
 
-        States, and the names of consumed signals, are kept by machines with `history="all"` or with
-        `settings.history`; states also by edits. Transitions are kept as long as execution records, for
+        States, and the names of consumed signals, are kept for machines with `history="all"` or with
+        `settings.history`; states also for edits. Transitions are kept as long as execution records, for
         `settings.retention_executions`; with `settings.executions` other than `all`, only some are recorded.
 
         Args:
@@ -788,10 +1065,27 @@ class AsyncClient:
 
         Which executions are recorded depends on `settings.executions`.
 
+        Args:
+            target: what `insert` returned, an id, or a correlation key.
+
         Raises:
             NoTargetError: no instance has the correlation key.
         """
         return await self._database.run(_verbs.executions(target))
+
+    async def timeline(self, target: Target, /, *, limit: int = 100) -> Sequence[TimelineEntry]:
+        """Return what happened to an instance, oldest first: executions, waits, signals, children and audit events.
+
+        Which executions are recorded depends on `settings.executions`. A signal that was consumed leaves an entry only
+        with a `dedup_key` or with audit level `all`.
+
+        Args:
+            limit: the newest entries, at most 10,000. If as many are returned, earlier ones may be left out.
+
+        Raises:
+            NoTargetError: there is no such instance.
+        """
+        return await self._database.run(_verbs.timeline(target, limit))
 
     async def events(
         self,
@@ -801,21 +1095,64 @@ class AsyncClient:
         sink: str | None = None,
         state: EventState | None = None,
         before: EventRecord | int | None = None,
+        after: EventRecord | int | None = None,
         limit: int = 100,
     ) -> Sequence[EventRecord]:
-        """Return events of the outbox, newest first.
+        """Return events of the outbox: newest first, or with `after` the next events, oldest first.
+
+            page = await client.events(after=last_seen)
+
+        Pages with `after` have no gaps: an event that commits later than another one with a larger number does not get
+        lost. So such a page ends at the first event that a running transaction may precede. It waits up to one second
+        for these transactions, and may be empty afterwards.
 
         Args:
             target: only events of this instance.
             sink: only events for this sink.
             state: only events that are pending, published or dead.
             before: only older events: the last event of the previous page, or its number.
+            after: only newer events: the last event of the previous page, or its number; 0: from the oldest event.
             limit: page size, at most 10,000.
 
         Raises:
             NoTargetError: no instance has the correlation key.
         """
-        return await self._database.run(_verbs.events(target, sink, state, before, limit))
+        if after is None:
+            return await self._database.run(_verbs.events(target, sink, state, before, limit))
+        page = _verbs.events_after(target, sink, state, before, after, limit)
+        return await poll(lambda: self._database.run(page.plan()))
+
+    async def follow_events(
+        self,
+        target: Target | None = None,
+        /,
+        *,
+        sink: str | None = None,
+        after: EventRecord | int = 0,
+    ) -> AsyncIterator[EventRecord]:
+        """Iterate over the events of the outbox in the order of their numbers, and wait for further ones.
+
+            async for event in client.follow_events(after=last_seen):
+                await index(event)
+                last_seen = event.number
+
+        No event is left out, although events commit in another order. A transaction that stays open delays the events
+        that were committed after it began. The iteration does not depend on sinks and does not change events; the
+        collector removes published events after `settings.retention_events`. It continues after an outage of the
+        database.
+
+        Args:
+            target: only events of this instance.
+            sink: only events for this sink.
+            after: continue behind this event or number; default: from the oldest event.
+
+        Raises:
+            NoTargetError: no instance has the correlation key.
+        """
+        source = _verbs.EventFollow(target, sink, after)
+        # Not bound to the database: after the client was closed, this raises NotConnectedError.
+        async for event in follow(lambda plan: self._database.run(plan), source, self._database_status):
+            yield event
 
     async def replay(
         self,
@@ -826,6 +1163,13 @@ class AsyncClient:
         actor: str | None = None,
     ) -> int:
         """Publish events again that were published or are dead, under their old ids.
+
+            await client.replay(await client.events(sink="crm", state="dead"), reason="crm is back")
+
+        Args:
+            events: what `events` returned, or numbers of events.
+            reason: recorded in the audit log.
+            actor: the person or program that replays them; recorded in the audit log.
 
         Returns:
             How many events will be published again.
@@ -854,7 +1198,9 @@ class AsyncClient:
     ) -> Sequence[AuditEvent]:
         """Return the latest audit events of all instances, queues, limits and schedules, newest first.
 
-        `before` (the last event of a page, or its number) returns the next page.
+        Args:
+            before: only older events: the last event of the previous page, or its number.
+            limit: page size, at most 10,000.
         """
         return await self._database.run(_verbs.audit_log(before, limit))
 
@@ -872,6 +1218,14 @@ class AsyncClient:
         conn: AsyncConnection | None = None,
     ) -> AuditLevel:
         """Set the audit level of the database; it applies to all processes at once.
+
+            await client.set_audit("all")
+
+        Args:
+            level: `"off"`, `"failures"` (failures and changes by people) or `"all"`.
+            reason: recorded in the audit log.
+            actor: the person or program that sets it; recorded in the audit log.
+            conn: a connection of the caller: set it in its transaction.
 
         Returns:
             The previous level.
@@ -892,6 +1246,9 @@ class AsyncClient:
             await client.put_schedule(Schedule("nightly", Spec(Report), cron="0 2 * * *", tz="Europe/Berlin"))
 
         A paused schedule stays paused. The next fire time stays if cron, interval and time zone are unchanged.
+
+        Returns:
+            The stored schedule, with its next fire time.
         """
         return await self._write(
             _verbs.schedules.put(schedule, self.settings, self._ahead, reason, actor), conn
@@ -952,6 +1309,12 @@ class AsyncClient:
     ) -> Triggered:
         """Insert an instance of a schedule now, also if it is paused. Its `ctx.fire_time` is the current time.
 
+            instance = await client.trigger_schedule("nightly")
+            await client.wait(instance.id)
+
+        Returns:
+            The id of the new instance, or of the one that has the key of the spec.
+
         Raises:
             NoScheduleError: there is no such schedule.
         """
@@ -984,7 +1347,14 @@ class AsyncClient:
         return await self._database.run(_verbs.explain(target))
 
     async def doctor(self) -> Sequence[Finding]:
-        """Check the schema, the server and the workers for problems. Each finding says how to fix it."""
+        """Check the schema, the server, the workers and the instances for problems.
+
+            for finding in await client.doctor():
+                print(finding)
+
+        Returns:
+            The findings, each with its fix; none if there is no problem.
+        """
         return await self._database.run(_verbs.doctor(self.settings))
 
     async def check(
@@ -999,12 +1369,52 @@ class AsyncClient:
         Args:
             machines: machine classes, machine objects, jobs, or modules that define these.
             every: read all live instances instead of a sample of 100 per machine, version, status and step.
+
+        Returns:
+            The findings, each with its fix; none if the code can run all instances.
+
+        Raises:
+            DefinitionError: a machine is invalid, or two have the same name and version.
+            UsageError: no machine is given.
         """
         return await self._database.run(_verbs.check(machines, every=every))
 
     async def workers(self) -> Sequence[WorkerInfo]:
         """Return the workers of this database, including workers that died in the last ten minutes."""
         return await self._database.run(_verbs.workers())
+
+    async def registered_machines(self) -> Sequence[MachineInfo]:
+        """Return the machines and jobs that workers have registered, and which live workers run them."""
+        return await self._database.run(_verbs.registered_machines())
+
+    async def stats(self) -> Stats:
+        """Return instances by machine and status, rates, slow steps and groups of failures.
+
+        The cost is bounded: counts of 10,000 mean "at least 10,000", and steps and failures are computed of a sample.
+        """
+        return await self._database.run(_verbs.stats())
+
+    async def rates(
+        self, range: TimeRange = "1h", machine: Insertable[Any, Any] | str | None = None
+    ) -> Rates:
+        """Return what was executed, per interval: counts, durations, waiting times and the backlog.
+
+        Workers count in memory and store the counts every 2 seconds; a worker that is killed loses the latest ones.
+        Counts are kept for 14 days. Without a machine, the result has all machines together, and the sums of each.
+        """
+        return await self._database.run(_verbs.rates(range, machine))
+
+    async def step_rates(self, machine: Insertable[Any, Any] | str, range: TimeRange = "1h") -> MachineRates:
+        """Return what one machine has executed: per step durations and failures, and how often each transition."""
+        return await self._database.run(_verbs.step_rates(machine, range))
+
+    async def census(self, machine: Insertable[Any, Any] | str | None = None) -> Census:
+        """Count instances by machine, version, step and state, with the age of the oldest and what they await.
+
+        The cost is bounded. Of one machine, each figure counts at most 10,000 instances; of all machines, at most 500
+        of each, and 100 that are done or cancelled.
+        """
+        return await self._database.run(_verbs.census(machine))
 
     async def queues(self) -> Sequence[QueueStatus]:
         """Return all queues with their workers and backlog.
@@ -1039,7 +1449,7 @@ class AsyncClient:
                 heartbeats. If the queue is resumed meanwhile, the result has `is_paused` false.
             timeout: the maximum wait; default: until all workers have confirmed.
             reason: recorded in the audit log.
-            actor: who pauses it; recorded in the audit log.
+            actor: the person or program that pauses it; recorded in the audit log.
             conn: a connection of the caller: pause in its transaction; not with `wait`.
 
         Raises:
@@ -1060,7 +1470,7 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> QueueControl:
-        """Resume a paused queue."""
+        """Resume a paused queue. Resuming a queue that is not paused changes nothing."""
         return await self._write(_verbs.resume_queue(name, reason, actor), conn)
 
     async def set_queue(
@@ -1077,7 +1487,16 @@ class AsyncClient:
 
             await client.set_queue("mail", concurrency=5)
 
-        `None` removes the override. After a reduction, running steps finish.
+        Args:
+            name: the queue.
+            concurrency: how many of its instances each worker runs at once; `None` removes the override. After a
+                reduction, running steps finish.
+            reason: recorded in the audit log.
+            actor: the person or program that sets it; recorded in the audit log.
+            conn: a connection of the caller: set it in its transaction.
+
+        Raises:
+            UsageError: the concurrency is not positive.
         """
         return await self._write(_verbs.set_queue(name, concurrency, reason, actor), conn)
 
@@ -1110,33 +1529,37 @@ class AsyncClient:
         until: Until = "finished",
         raise_failed: bool = False,
     ) -> Instance[Any, Any]:
-        """Wait until an instance has ended, and return it.
+        """Wait until an instance has ended, or what `until` says, and return it.
 
             order = await client.wait("order:42", timeout=timedelta(seconds=1))
             return order.result if order.is_finished else Response(status_code=202)
 
+            order = await client.wait(order, until={Checkout.ship, "awaiting_signal"})
+
         `.result` of the instance returns its result, or raises if it failed, was cancelled or has not ended. A timeout
-        raises
-        nothing: check `is_finished`.
+        raises nothing: check `is_finished`.
 
         Args:
             target: what `insert` returned, an id, or a correlation key.
             timeout: return the instance as it is after this time; default: wait forever.
-            until: `"parked"`: also return when it waits for a signal or for children.
+            until: also return when it has this status, is `"parked"` (waits for a signal or for children), or has
+                reached this step: `Checkout.ship`, or by name `("step", "ship")`; or one of a set of these. A step that
+                the instance has executed since the wait began counts, a status counts only if a poll sees it.
             raise_failed: raise if it failed or was cancelled.
 
         Raises:
             NoTargetError: there is no such instance.
+            UnknownStepError: the machine of the reference does not have the step.
             NotDoneError: with `raise_failed=True`, it failed or was cancelled.
         """
         seconds = None if timeout is None else checked_delay(timeout, "timeout").total_seconds()
-        parked = _verbs.checked_until(until)
+        condition = _verbs.checked_until(until, target)
         database, waiting = self._database, self._waiting
         assert waiting is not None  # noqa: S101 - created with the database
         id = await database.run(_verbs.resolve(target, "wait"))
         try:
             async with asyncio.timeout(seconds):
-                row = await waiting.until_ended_or_parked(id, parked=parked)
+                row = await waiting.until(id, condition)
             instance = _verbs.read(row, _verbs.definition_of_target(target))
         except TimeoutError:
             instance = await database.run(_verbs.current(target, id))
@@ -1184,6 +1607,75 @@ class AsyncClient:
             raise failures.exceptions[0] from None  # the same error as `wait`
         return [task.result() for task in tasks]
 
+    @overload
+    def watch(
+        self, target: Ref[StateT, ResultT], /, *, after: Change[Any, Any] | str | None = None
+    ) -> AsyncIterator[Change[StateT, ResultT]]: ...
+    @overload
+    def watch(
+        self, target: Instance[Any, Any] | int | Key, /, *, after: Change[Any, Any] | str | None = None
+    ) -> AsyncIterator[Change[Any, Any]]: ...
+    async def watch(
+        self, target: Target, /, *, after: Change[Any, Any] | str | None = None
+    ) -> AsyncIterator[Change[Any, Any]]:
+        """Iterate over the changes of an instance: status, step, state, progress, what it awaits.
+
+            async for change in client.watch(order):
+                print(change.instance.status, change.instance.step, [one.step for one in change.executions])
+
+        The first item is the instance as it is now, the last one its end. Changes that follow each other faster than
+        they are read are one change, with the latest state and all executions that have ended since the last one. All
+        instances that a client watches and awaits share one query. After an outage of the database, the iteration
+        continues, and no execution is missed.
+
+        Args:
+            target: what `insert` returned, an id, or a correlation key.
+            after: a change, or its position: the first item has the executions that have ended since.
+
+        Raises:
+            NoTargetError: there is no such instance; or it has been removed, for example because another process has
+                ended it and its machine has `keep=False`.
+        """
+        waiting, database = self._waiting, self._database
+        assert waiting is not None  # noqa: S101 - created with the database
+        cursor = await database.run(_verbs.open_watch(target, after))
+        async for row, executions in waiting.changes(cursor):
+            yield _verbs.change_of(row, executions, cursor, target)
+
+    @overload
+    def stream(
+        self, target: Target, stream: Stream[ItemT], /, *, after: StreamItem[Any] | int = 0
+    ) -> AsyncIterator[StreamItem[ItemT]]: ...
+    @overload
+    def stream(
+        self, target: Target, stream: str, /, *, after: StreamItem[Any] | int = 0
+    ) -> AsyncIterator[StreamItem[Any]]: ...
+    async def stream(
+        self, target: Target, stream: Stream[Any] | str, /, *, after: StreamItem[Any] | int = 0
+    ) -> AsyncIterator[StreamItem[Any]]:
+        """Iterate over the items that an instance publishes to a stream, in order.
+
+            async for item in client.stream(chat, Chat.tokens):
+                print(item.value, end="")
+
+        Ends when the instance has ended and all items are read, or when the stream is closed. Items that exist already
+        come first. All streams that a client reads share one query. After an outage of the database, the iteration
+        continues without gaps and duplicates.
+
+        Args:
+            target: what `insert` returned, an id, or a correlation key.
+            stream: a declared `Stream`, or a name; by name, values are plain JSON data.
+            after: continue behind this item, or behind the item at this position.
+
+        Raises:
+            NoTargetError: there is no such instance, or the collector has removed it.
+            DecodeError: an item does not fit the type of the stream.
+        """
+        following, database = self._following, self._database
+        assert following is not None  # noqa: S101 - created with the database
+        async for item in following.items(await database.run(_verbs.open_stream(target, stream, after))):
+            yield item
+
     def _autocommit(self, conn: AsyncConnection | None) -> bool:
         """Whether each statement is its own transaction, so that it can be retried after a lost race."""
         return conn is None
@@ -1217,7 +1709,7 @@ class AsyncClient:
 
     async def _open(self) -> None:
         self._wakes = Wakes()
-        self._server = await Server.find_async(self.dsn)
+        self._server = await Server.find_async(self._given_dsn)
         self._opened = await Database.open(
             self._server.dsn,
             self.settings.schema,
@@ -1227,27 +1719,50 @@ class AsyncClient:
             reply_timeouts=self._reply_timeouts,
             pooler=self.settings.pooler,
         )
+        if not isinstance(self._server.dsn, str):
+            await asyncio.to_thread(self._server.follow, self._opened.where)
         await self._prepare(self._opened)
         self._database_status = DatabaseStatus(shown(self._server.dsn), self._server.revive)
-        self._waiting = Waiting(self._opened, self._database_status)
-        self._wakes.on_ended_or_parked(self._waiting.hint)
-        self._wakes.is_awaited = self._waiting.keep
+        self._open_pollers(self._opened)
+        self._wakes.is_awaited = self._is_read
+
+    def _open_pollers(self, database: Database) -> None:
+        self._waiting = Waiting(database, self._database_status)
+        self._following = following = Following(database, self._waiting, self._database_status)
+        self._waiting.is_needed = following.is_followed
+        self._wakes.on_ended_or_parked(self._waiting.ended_or_parked)
+        self._wakes.on_ended_or_parked(lambda _: following.hint())
+        self._wakes.is_watching = self._waiting.is_watching
+        self._wakes.changed = self._waiting.changed
+        self._wakes.on_items(following.hint)
+
+    def _close_pollers(self) -> None:
+        for poller in (self._waiting, self._following):
+            if poller is not None:
+                poller.close()
+        self._waiting = self._following = None
+
+    def _is_read(self, id: int) -> bool:
+        """Whether this client waits for an instance or reads a stream of it. It then deletes what is not kept."""
+        assert self._waiting is not None  # noqa: S101 - created with the database
+        assert self._following is not None  # noqa: S101 - as above
+        is_awaited, is_followed = self._waiting.keep(id), self._following.keep(id)
+        return is_awaited or is_followed
 
     async def _prepare(self, database: Database) -> None:
         await database.run_in_transaction(self._preparation())
 
     def _preparation(self) -> Plan[None]:
         assert self._server is not None  # noqa: S101 - found before
-        return migrate.prepare(self.settings.schema, upgrade=self._server.is_embedded)
+        return migrate.prepare(self.settings.schema, upgrade=self._server.upgrades)
 
     async def _close(self) -> None:
-        if self._waiting is not None:
-            self._waiting.close()
+        self._close_pollers()
         if self._opened is not None:
             await self._opened.close()
         if self._server is not None:
             await self._server.close_async()
-        self._waiting = self._opened = self._server = None
+        self._opened = self._server = None
 
     def _pool_size(self) -> int:
         return 10

@@ -33,11 +33,13 @@ AuditName: TypeAlias = Literal[
     "set",
     "removed",
     "triggered",
+    "stopped",
+    "finished",
 ]
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of the audit log: what happened to an instance, or an action on a queue, limit or schedule."""
+    """One event of the audit log: what happened to an instance, or an action on a queue, limit, schedule or batch."""
 
     number: int
     """The number of the event; later events have larger numbers."""
@@ -54,4 +56,4 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Details. Events of an execution have `execution`, `step`, `step_seq`, `attempt` and `worker`."""
     at: datetime
     subject: str | None = None
-    """Instead of an instance: `queue:NAME`, `limit:NAME`, `schedule:NAME`, or `audit` for the audit level."""
+    """Instead of an instance: `queue:NAME`, `limit:NAME`, `schedule:NAME`, `batch:ID`, or `audit` for the level."""

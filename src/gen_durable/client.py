@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
@@ -12,20 +12,26 @@ from . import _verbs
 from ._db import migrate
 from ._db.blocking import BlockingDatabase
 from ._db.caller_connection import driver_of
+from ._db.failures import StatementError
 from ._db.plan import Plan
 from ._dictionary import attribute_hint
+from ._polling import Pace
+from ._runtime.database_status import DatabaseRetry
+from ._runtime.follow import Follow
 from ._server import Server
-from ._typing import KEEP, PayloadT, ResultT, StateT
+from ._typing import KEEP, ItemT, PayloadT, ResultT, StateT
 from ._verbs import Filters
 from .audit import AuditEvent
+from .batches import Batch, BatchPreview, InstanceVerb
 from .config import AuditLevel, Settings
 from .connections import Connection, Dsn
 from .definition import StepRef
-from .errors import NotConnectedError, UsageError
+from .errors import NotConnectedError, UnreachableError, UsageError
 from .events import EventRecord, EventState
 from .findings import Finding
 from .instance import (
     CancelResult,
+    Change,
     Deleted,
     Delivery,
     EditResult,
@@ -35,14 +41,18 @@ from .instance import (
     Restored,
     RetryResult,
     Transition,
-    Until,
 )
 from .limits import Limit, LimitKind
-from .operations import QueueControl, QueueStatus, WorkerInfo
+from .operations import MachineInfo, QueueControl, QueueStatus, WorkerInfo
+from .rates import MachineRates, Rates, TimeRange
 from .reasons import Explanation
-from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Key, KeyTaken, Ref, Spec, Target
+from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Key, KeyTaken, Ref, Spec, Target, Until
 from .schedules import Schedule, ScheduleRecord, Triggered
+from .search import Completion, SearchCount, SearchPage
 from .signals import Signal
+from .stats import Census, Stats
+from .streams import Stream, StreamItem
+from .timeline import TimelineEntry
 
 __all__ = ["Client"]
 
@@ -64,16 +74,22 @@ class Client:
         __getattr__ = attribute_hint("client")
 
     def __init__(self, dsn: Dsn | None = None, *, settings: Settings | None = None) -> None:
-        self.dsn: Dsn | None = dsn
+        self._given_dsn = dsn
         self.settings: Settings = Settings.given(settings)
         self._ahead = timedelta(0)
         self._server: Server | None = None
         self._opened: BlockingDatabase | None = None
 
+    @property
+    def dsn(self) -> str:
+        """The DSN of its server, for connections of your own. It contains the password. See `AsyncClient.dsn`."""
+        server = self._server or Server.choose(self._given_dsn)
+        return server.dsn if isinstance(server.dsn, str) else self._database.where
+
     def __enter__(self) -> Self:
         if self._opened is not None:
             raise UsageError(f"this {type(self).__name__} is already open", "open it once and share it")
-        self._server = Server.find(self.dsn)
+        self._server = Server.find(self._given_dsn)
         self._opened = BlockingDatabase(
             self._server.dsn,
             self.settings.schema,
@@ -83,8 +99,9 @@ class Client:
         )
         try:
             self._opened.run_in_transaction(
-                migrate.prepare(self.settings.schema, upgrade=self._server.is_embedded)
+                migrate.prepare(self.settings.schema, upgrade=self._server.upgrades)
             )
+            self._server.follow(self._opened.where)
         except BaseException:
             self._close()
             raise
@@ -328,6 +345,77 @@ class Client:
             _verbs.retry_all(machine, filters, reason, actor, autocommit=self._autocommit(None)), None
         )
 
+    def preview_batch(
+        self,
+        verb: InstanceVerb,
+        machine: Insertable[Any, Any] | str | None = None,
+        /,
+        *,
+        force: bool = False,
+        undo: bool = True,
+        **filters: Unpack[Filters],
+    ) -> BatchPreview:
+        """Count the instances that a batch would visit, and predict what happens to them.
+
+        See `AsyncClient.preview_batch`.
+        """
+        change = _verbs.verb_of(verb, force=force, undo=undo)
+        return self._database.run(_verbs.preview_matching(change, machine, filters))
+
+    def start_batch(
+        self,
+        verb: InstanceVerb,
+        machine: Insertable[Any, Any] | str | None = None,
+        /,
+        *,
+        ids: Iterable[int] | None = None,
+        expected: int | None = None,
+        reason: str | None = None,
+        actor: str | None = None,
+        force: bool = False,
+        undo: bool = True,
+        cascade: bool = False,
+        **filters: Unpack[Filters],
+    ) -> Batch:
+        """Start a change of many instances that can be followed, stopped, and continued after a crash.
+
+        See `AsyncClient.start_batch`.
+        """
+        change = _verbs.verb_of(verb, reason=reason, actor=actor, force=force, undo=undo, cascade=cascade)
+        return self._database.run(_verbs.start_matching(change, machine, filters, ids, expected))
+
+    def start_replay(
+        self, *, sink: str | None = None, reason: str | None = None, actor: str | None = None
+    ) -> Batch:
+        """Start a batch that publishes all dead letters again. See `AsyncClient.start_replay`."""
+        return self._database.run(_verbs.start_replay(sink, reason, actor))
+
+    def run_batch(self, batch: Batch | int, /, *, on_page: Callable[[Batch], object] | None = None) -> Batch:
+        """Run a batch until it has ended or is stopped, and return it. See `AsyncClient.run_batch`."""
+        run = _verbs.BatchRun(batch if isinstance(batch, int) else batch.id)
+        while True:
+            now, pause = self._write(run.plan(), None)
+            if on_page is not None:
+                on_page(now)
+            if pause is None:
+                return now
+            time.sleep(pause)
+
+    def stop_batch(
+        self, batch: Batch | int, /, *, reason: str | None = None, actor: str | None = None
+    ) -> Batch:
+        """Stop a batch before its next page, and return it. See `AsyncClient.stop_batch`."""
+        id = batch if isinstance(batch, int) else batch.id
+        return self._database.run(_verbs.stop_batch(id, reason, actor))
+
+    def get_batch(self, id: int, /) -> Batch:
+        """Return a batch. See `AsyncClient.get_batch`."""
+        return self._database.run(_verbs.get_batch(id))
+
+    def batches(self, *, limit: int = 100) -> Sequence[Batch]:
+        """Return the newest batches, newest first."""
+        return self._database.run(_verbs.list_batches(limit))
+
     def edit(
         self,
         target: Target,
@@ -462,6 +550,29 @@ class Client:
         """Count instances, with the filters of `list`. See `AsyncClient.count`."""
         return self._read(_verbs.count(machine, filters), conn)
 
+    def search(
+        self,
+        text: str,
+        /,
+        *,
+        limit: int = 100,
+        before: int | None = None,
+        with_deleted: bool = False,
+        conn: Connection | None = None,
+    ) -> SearchPage:
+        """Return a page of the instances that match a search. See `AsyncClient.search`."""
+        return self._read(_verbs.find(text, limit, before, with_deleted=with_deleted), conn)
+
+    def search_count(
+        self, text: str, /, *, with_deleted: bool = False, conn: Connection | None = None
+    ) -> SearchCount:
+        """Count the instances that match a search, at a bounded cost. See `AsyncClient.search_count`."""
+        return self._read(_verbs.find_count(text, with_deleted=with_deleted), conn)
+
+    def complete(self, text: str, /, cursor: int | None = None) -> Completion:
+        """Suggest names and values for the term of a search at the cursor. See `AsyncClient.complete`."""
+        return self._read(_verbs.complete(text, cursor), None)
+
     def limits(self) -> Sequence[Limit]:
         """Return all limits, by name. See `AsyncClient.limits`."""
         return self._database.run(_verbs.limits())
@@ -513,6 +624,13 @@ class Client:
         """
         return self._database.run(_verbs.executions(target))
 
+    def timeline(self, target: Target, /, *, limit: int = 100) -> Sequence[TimelineEntry]:
+        """Return what happened to an instance, oldest first: executions, waits, signals, children and audit events.
+
+        See `AsyncClient.timeline`.
+        """
+        return self._database.run(_verbs.timeline(target, limit))
+
     def events(
         self,
         target: Target | None = None,
@@ -521,10 +639,30 @@ class Client:
         sink: str | None = None,
         state: EventState | None = None,
         before: EventRecord | int | None = None,
+        after: EventRecord | int | None = None,
         limit: int = 100,
     ) -> Sequence[EventRecord]:
-        """Return events of the outbox, newest first. See `AsyncClient.events`."""
-        return self._database.run(_verbs.events(target, sink, state, before, limit))
+        """Return events of the outbox: newest first, or with `after` the next events, oldest first.
+
+        See `AsyncClient.events`.
+        """
+        if after is None:
+            return self._database.run(_verbs.events(target, sink, state, before, limit))
+        return self._poll(_verbs.events_after(target, sink, state, before, after, limit))
+
+    def follow_events(
+        self,
+        target: Target | None = None,
+        /,
+        *,
+        sink: str | None = None,
+        after: EventRecord | int = 0,
+    ) -> Iterator[EventRecord]:
+        """Iterate over the events of the outbox in the order of their numbers, and wait for further ones.
+
+        See `AsyncClient.follow_events`.
+        """
+        yield from self._follow(_verbs.EventFollow(target, sink, after))
 
     def replay(
         self,
@@ -677,6 +815,26 @@ class Client:
         """
         return self._database.run(_verbs.workers())
 
+    def registered_machines(self) -> Sequence[MachineInfo]:
+        """Return the machines and jobs that workers have registered. See `AsyncClient.registered_machines`."""
+        return self._database.run(_verbs.registered_machines())
+
+    def stats(self) -> Stats:
+        """Return instances by machine and status, rates, slow steps and groups of failures. See `AsyncClient.stats`."""
+        return self._database.run(_verbs.stats())
+
+    def rates(self, range: TimeRange = "1h", machine: Insertable[Any, Any] | str | None = None) -> Rates:
+        """Return what was executed, per interval. See `AsyncClient.rates`."""
+        return self._database.run(_verbs.rates(range, machine))
+
+    def step_rates(self, machine: Insertable[Any, Any] | str, range: TimeRange = "1h") -> MachineRates:
+        """Return what one machine has executed, by step and transition. See `AsyncClient.step_rates`."""
+        return self._database.run(_verbs.step_rates(machine, range))
+
+    def census(self, machine: Insertable[Any, Any] | str | None = None) -> Census:
+        """Count instances by machine, version, step and state. See `AsyncClient.census`."""
+        return self._database.run(_verbs.census(machine))
+
     def queues(self) -> Sequence[QueueStatus]:
         """Return all queues with their workers and backlog. See `AsyncClient.queues`."""
         return self._database.run(_verbs.queues())
@@ -757,7 +915,7 @@ class Client:
         until: Until = "finished",
         raise_failed: bool = False,
     ) -> Instance[Any, Any]:
-        """Wait until an instance has ended, and return it. See `AsyncClient.wait`."""
+        """Wait until an instance has ended, or what `until` says, and return it. See `AsyncClient.wait`."""
         (instance,) = self._poll(_verbs.Wait([target], until, timeout))
         if raise_failed and instance.is_finished:
             _ = instance.result
@@ -791,6 +949,57 @@ class Client:
     ) -> Sequence[Instance[Any, Any]]:
         """Wait for many instances, at most `timeout` in all. See `AsyncClient.wait_all`."""
         return self._poll(_verbs.Wait(tuple(targets), until, timeout))
+
+    @overload
+    def watch(
+        self, target: Ref[StateT, ResultT], /, *, after: Change[Any, Any] | str | None = None
+    ) -> Iterator[Change[StateT, ResultT]]: ...
+    @overload
+    def watch(
+        self, target: Instance[Any, Any] | int | Key, /, *, after: Change[Any, Any] | str | None = None
+    ) -> Iterator[Change[Any, Any]]: ...
+    def watch(
+        self, target: Target, /, *, after: Change[Any, Any] | str | None = None
+    ) -> Iterator[Change[Any, Any]]:
+        """Iterate over the changes of an instance until it has ended. See `AsyncClient.watch`."""
+        cursor = self._database.run(_verbs.open_watch(target, after))
+        yield from self._follow(_verbs.WatchFollow(target, cursor))
+
+    @overload
+    def stream(
+        self, target: Target, stream: Stream[ItemT], /, *, after: StreamItem[Any] | int = 0
+    ) -> Iterator[StreamItem[ItemT]]: ...
+    @overload
+    def stream(
+        self, target: Target, stream: str, /, *, after: StreamItem[Any] | int = 0
+    ) -> Iterator[StreamItem[Any]]: ...
+    def stream(
+        self, target: Target, stream: Stream[Any] | str, /, *, after: StreamItem[Any] | int = 0
+    ) -> Iterator[StreamItem[Any]]:
+        """Iterate over the items that an instance publishes to a stream, in order. See `AsyncClient.stream`."""
+        cursor = self._database.run(_verbs.open_stream(target, stream, after))
+        yield from self._follow(_verbs.StreamFollow(cursor))
+
+    def _follow(self, follow: Follow[T]) -> Iterator[T]:
+        pace, retry = Pace(), DatabaseRetry(follow.name, repair_within=0)
+        while not follow.is_over:
+            try:
+                page = self._database.run(follow.plan())
+            except StatementError as error:
+                time.sleep(retry.pause(error))
+                continue
+            except UnreachableError as error:
+                time.sleep(retry.pause(StatementError("", str(error))))
+                continue
+            retry.succeeded()
+            is_empty = True
+            for item in page:
+                is_empty = False
+                yield item
+            if not is_empty:
+                pace.reset()
+            elif not follow.is_over:
+                time.sleep(pace.pause() or 0.0)
 
     def _poll(self, poll: _verbs.Poll[T]) -> T:
         answer, pause = self._database.run(poll.plan())

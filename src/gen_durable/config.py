@@ -21,6 +21,7 @@ from ._dictionary import did_you_mean, translation
 from .errors import SettingsError, UsageError
 
 __all__ = [
+    "DASHBOARD_PORT",
     "SUPERVISED",
     "AuditLevel",
     "HistoryLevel",
@@ -28,6 +29,7 @@ __all__ = [
     "Queue",
     "RecordLevel",
     "Settings",
+    "dashboard_token",
     "environment_dsn",
     "environment_dsn_source",
     "environment_home",
@@ -36,6 +38,7 @@ __all__ = [
     "environment_prefixes",
     "export_settings",
     "health_address",
+    "is_supervised",
     "malloc_is_tuned",
     "parse_duration",
 ]
@@ -47,10 +50,15 @@ _HOME: Final = "GEN_DURABLE_HOME"
 _PG_BIN: Final = "GEN_DURABLE_PG_BIN"
 _PG_USER: Final = "GEN_DURABLE_PG_USER"
 _PREFIXES: Final = "GEN_DURABLE_PREFIXES"
+_DASH_TOKEN: Final = "GEN_DURABLE_DASH_TOKEN"  # noqa: S105 - the name of a variable
 _PREFIXES_OF_SPECIFICATION: Final = "WORKER_TYPE_PREFIXES"
+DASHBOARD_PORT: Final = 8420
+"""The default port of the dashboard."""
 SUPERVISED: Final = "GEN_DURABLE_SUPERVISED"
 """Set by a supervisor for its child processes."""
-_NOT_SETTINGS: Final = frozenset({_DSN, _DSN_SOURCE, _HOME, _PG_BIN, _PG_USER, _PREFIXES, SUPERVISED})
+_NOT_SETTINGS: Final = frozenset(
+    {_DSN, _DSN_SOURCE, _HOME, _PG_BIN, _PG_USER, _PREFIXES, _DASH_TOKEN, SUPERVISED}
+)
 # Options of this project's own test suite.
 _TEST_PREFIX: Final = "GEN_DURABLE_TEST_"
 
@@ -176,12 +184,14 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
     retention_executions: timedelta = timedelta(days=7)
     """How long the record of an execution is kept, at most as long as its instance."""
     retention_audit: timedelta = timedelta(days=90)
-    """How long an audit event is kept, at most as long as its instance."""
+    """How long an audit event is kept, at most as long as its instance, and a batch after its end."""
     # Process managers send SIGKILL 30 s after SIGTERM; unfinished executions must be released before that.
     drain_timeout: timedelta = timedelta(seconds=25)
     """How long a worker waits for running steps after SIGTERM."""
     crash_limit: int = 20
     """Number of crashes in one step after which the instance fails as poison."""
+    loop_blocked_after: timedelta = timedelta(seconds=1)
+    """How long a step may block the event loop before the worker logs it, with its stack; 0 turns this off."""
     threads: int = 32
     """Maximum number of plain `def` steps that run at once in one worker process."""
     pool_processes: int = 0
@@ -223,6 +233,7 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
         _check_bool("settings.reaper", self.reaper)
         _check_bool("settings.gc", self.gc)
         _check_duration("settings.drain_timeout", self.drain_timeout, timedelta(0))
+        _check_duration("settings.loop_blocked_after", self.loop_blocked_after, timedelta(0))
         _check_duration("settings.chain_time", self.chain_time, timedelta(0))
         _check_int("settings.concurrency", self.concurrency, 0)
         _check_int("settings.chain_steps", self.chain_steps, 1)
@@ -286,7 +297,12 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
         Raises:
             SettingsError: A setting is unknown or out of range, or the file cannot be read.
         """
-        merged: dict[str, Any] = {}
+        return cls.load_over({}, file, **given)
+
+    @classmethod
+    def load_over(cls, defaults: Mapping[str, Any], file: Path | str | None = None, /, **given: Any) -> Self:
+        """Load settings, with other defaults."""
+        merged = dict(defaults)
         if file is not None:
             for name, value in _read_table(Path(file)).items():
                 merged[name] = _converted(name, value, f"{file}: tool.gen_durable.{name}")
@@ -303,6 +319,11 @@ def _is_setting(variable: str) -> bool:
         and not variable.startswith(_TEST_PREFIX)
         and variable not in _NOT_SETTINGS
     )
+
+
+def is_supervised() -> bool:
+    """Return whether a supervisor started this process as a worker."""
+    return SUPERVISED in os.environ
 
 
 def environment_dsn() -> str | None:
@@ -363,6 +384,11 @@ def environment_prefixes() -> list[str] | None:
     """
     given = os.environ.get(_PREFIXES) or os.environ.get(_PREFIXES_OF_SPECIFICATION)
     return None if given is None else [prefix.strip() for prefix in given.split(",") if prefix.strip()]
+
+
+def dashboard_token() -> str | None:
+    """Return the bearer token of `gen-durable dash`: `GEN_DURABLE_DASH_TOKEN`."""
+    return os.environ.get(_DASH_TOKEN) or None
 
 
 def health_address(given: int | str) -> tuple[str, int]:

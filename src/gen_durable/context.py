@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
 import msgspec
 
+from ._channel import CLOSE, NO_CHANNEL, Channel
 from ._dictionary import attribute_hint
 from ._loading import Loader, chunks
-from ._typing import ResourcesT, ResultT, StateT
+from ._typing import ItemT, ResourcesT, ResultT, StateT
 from .definition import definition_of
 from .errors import UsageError
 from .events import Event
 from .instance import Child, Failure
 from .outcome import Cancel
+from .progress import checked_progress
 from .refs import Insertable
-from .signals import Inbox
+from .signals import Inbox, end_taking
+from .streams import Stream
 
-__all__ = ["Cancellation", "Children", "Context"]
+__all__ = ["Cancellation", "Children", "Context", "end_context"]
 
 
 class Children(Sequence[Child[Any]]):
@@ -49,7 +52,7 @@ class Children(Sequence[Child[Any]]):
         """Do the same as `load` in a plain `def` step."""
         if self._loader is not None:
             for chunk in chunks([child for child in self._of(definition) if not child.is_loaded]):
-                _fill(chunk, self._loader.fetch_sync([child.id for child in chunk]))
+                _fill(chunk, self._loader.fetch_sync([child.id for child in chunk], "ctx.children.load_sync"))
 
     @overload
     def stream(self, /) -> AsyncIterator[Child[Any]]: ...
@@ -77,7 +80,11 @@ class Children(Sequence[Child[Any]]):
         """Do the same as `stream` in a plain `def` step."""
         for chunk in chunks(self._of(definition)):
             missing = [child.id for child in chunk if not child.is_loaded]
-            content = self._loader.fetch_sync(missing) if missing and self._loader is not None else {}
+            content = (
+                self._loader.fetch_sync(missing, "ctx.children.stream_sync")
+                if missing and self._loader is not None
+                else {}
+            )
             for child in chunk:
                 yield _with_content(child, content)
 
@@ -205,6 +212,9 @@ class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
     failure: Failure | None = None
     """The failure of the step before, if it led here: by its `on_failure=`, by an outcome of `handle`, or to undo.
 
+    In undo steps, `failure.type` is `Stop` or `Cancel` if the instance was stopped or cancelled, with the reason as
+    `failure.message`.
+
     It stays the same for every attempt at this step, also after a crash or a `retry` of the instance, and is gone after
     the next transition.
     """
@@ -225,6 +235,10 @@ class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
     """The time (UTC) that the schedule of this instance was due; `None` if no schedule inserted it."""
     cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
     """Internal; read `cancelled`."""
+    # How the methods of this context talk to the worker, and the execution that guards what they write.
+    _channel: Channel = NO_CHANNEL
+    _execution: Any = None
+    _has_ended: bool = False
     resources: ResourcesT = None  # type: ignore[assignment]  # of a worker without a lifespan
     """What the `lifespan=` of the worker yielded: a connection pool, an HTTP client, a model."""
     emitted: list[Event] = []
@@ -244,6 +258,112 @@ class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
             )
         self.emitted.append(event)
 
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Tell how far this step is: `ctx.progress(12, 20, "page 12")`. For `async def` and plain `def` steps.
+
+        The call only keeps the values in memory, so it may be called in every iteration. The worker stores the latest
+        ones about once per second; clients read them as `instance.progress`. They stay for a retry of this step; the
+        transition to another step clears them. After the step has ended, a call does nothing.
+
+        Args:
+            done: how much is done, 0 or more.
+            total: how much there is to do, if that is known.
+            message: what the step does now; shortened to 1000 characters.
+
+        Raises:
+            UsageError: an argument is not a number, or is negative.
+        """
+        self._channel.report(self._execution, checked_progress(done, total, message))
+
+    async def checkpoint(self, value: object, /) -> None:
+        """Store how far this step is, now. The next attempt at this step finds the value in `last_checkpoint`.
+
+            done = ctx.last_checkpoint or 0
+            for number in range(done, 20):
+                await crawl(number)
+                await ctx.checkpoint(number + 1)
+
+        The value is durable when the call returns, and replaces the one before. A retry, a crash, a shutdown and a
+        `retry` of the instance keep it; the transition to another step clears it. `@step(checkpoint=Crawl)` declares
+        its type; by default it is JSON data. While the database is unreachable, the call waits.
+
+        Raises:
+            EncodeError: the value does not match its type, or is larger than `settings.max_payload`.
+            LeaseLostError: another execution runs this step now, or the instance was cancelled with `force=True`.
+        """
+        await self._channel.checkpoint(self._execution, value)
+
+    def checkpoint_sync(self, value: object, /) -> None:
+        """Do the same as `checkpoint` in a plain `def` step."""
+        self._channel.wait(self._channel.checkpoint(self._execution, value), "ctx.checkpoint_sync")
+
+    @property
+    def last_checkpoint(self) -> Any:
+        """The last value that this attempt or an earlier attempt at this step has given to `checkpoint`; or `None`.
+
+        Each read decodes the stored value, so changes of what it returns are not stored.
+
+        Raises:
+            DecodeError: the stored value does not match the type that `@step(checkpoint=…)` declares.
+        """
+        return self._channel.last_checkpoint(self._execution)
+
+    @overload
+    async def publish(self, stream: Stream[ItemT], item: ItemT, /) -> None: ...
+    @overload
+    async def publish(self, stream: str, item: Any, /) -> None: ...
+    async def publish(self, stream: Stream[Any] | str, item: Any, /) -> None:
+        """Append an item to a stream of this instance. Readers get it while the step runs: `client.stream`.
+
+            async for token in model.answer(ctx.state.question):
+                await ctx.publish(self.tokens, token)
+
+        Returns once the item is buffered. The worker stores items about every 50 ms, and before a checkpoint or the
+        outcome of the step. They do not belong to the outcome: items of an attempt that fails, or whose process dies
+        after they were stored, stay. Items of an execution that has lost its lease are dropped.
+
+        Args:
+            stream: a declared `Stream`, or a name.
+            item: a value of the type that the machine declares for the stream; otherwise, JSON data.
+
+        Raises:
+            EncodeError: the item does not match the type of the stream, or is larger than `settings.max_payload`.
+            UsageError: the stream is neither a `Stream` nor a name, or the step has ended.
+        """
+        await self._running("ctx.publish").publish(self._execution, stream, item)
+
+    @overload
+    def publish_sync(self, stream: Stream[ItemT], item: ItemT, /) -> None: ...
+    @overload
+    def publish_sync(self, stream: str, item: Any, /) -> None: ...
+    def publish_sync(self, stream: Stream[Any] | str, item: Any, /) -> None:
+        """Do the same as `publish` in a plain `def` step."""
+        self._running("ctx.publish_sync").publish_sync(self._execution, stream, item)
+
+    async def close_stream(self, stream: Stream[Any] | str, /) -> None:
+        """End a stream for its readers once this step has committed the transition to the next one.
+
+        Without it, readers of the stream end with the instance. A close of an attempt that fails has no effect, and
+        an item that is published later opens the stream again.
+
+        Raises:
+            UsageError: the stream is neither a `Stream` nor a name, or the step has ended.
+        """
+        await self._running("ctx.close_stream").publish(self._execution, stream, CLOSE)
+
+    def close_stream_sync(self, stream: Stream[Any] | str, /) -> None:
+        """Do the same as `close_stream` in a plain `def` step."""
+        self._running("ctx.close_stream_sync").publish_sync(self._execution, stream, CLOSE)
+
+    def _running(self, method: str) -> Channel:
+        """Return the channel for a method that publishes; the outcome of an ended step may be committed already."""
+        if self._has_ended:
+            raise UsageError(
+                f"{method} was called after step '{self.step}' of {self.machine} {self.id} had ended",
+                "call it before the step returns: wait for the tasks and threads that the step starts",
+            )
+        return self._channel
+
     @property
     def cancelled(self) -> bool:
         """Whether a cancel of this instance has been requested. The outcome of the step will be discarded."""
@@ -258,3 +378,10 @@ class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
     def idempotency_key(self) -> str:
         """A key that is the same for every execution of this transition. Pass it to APIs that deduplicate requests."""
         return f"{self.id}:{self.step_seq}"
+
+
+def end_context(context: Context[Any]) -> tuple[int, ...]:
+    """Refuse later calls: the step has ended, so they would be lost. Returns the ids of the messages that it took."""
+    context._has_ended = True  # noqa: SLF001
+    # Without a call for the usual step, which has no signals. Such steps share one inbox.
+    return end_taking(context.inbox, context.awaited) if context.inbox._messages else ()  # noqa: SLF001

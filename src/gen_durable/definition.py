@@ -62,6 +62,8 @@ class StepDef(msgspec.Struct, frozen=True, kw_only=True):
     """The step that undoes this one when the instance fails or is cancelled later."""
     on_cancel: str | None = None
     """The step that a cancel of an instance at this step leads to."""
+    checkpoint: Any = Any
+    """The type of `ctx.checkpoint`; `Any`: JSON data."""
     on_failure: str | None = None
     """The step that follows when this one has failed for good; `None`: the instance fails."""
 
@@ -97,6 +99,8 @@ class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
     result_type: Any
     signals: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """Payload types by signal name; `None` for a signal without payload."""
+    streams: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    """Item types by stream name."""
     location: str = ""
     """Module and qualified name, for messages: `shop.Checkout`."""
     dead_letter: str | None = None

@@ -15,6 +15,7 @@ GenDurableError
 ├── UsageError                   a call with invalid arguments
 │   ├── OutcomeError                 a step returned a value that is not an outcome
 │   ├── InboxFullError               the inbox of the instance is full
+│   ├── SearchError                  a search has an unknown term, or a value that the term does not take
 │   └── NotLoadedError               content was too large to be fetched with the execution
 ├── CodecError                   a value does not match its type; raised in a step, it goes to handle()
 │   ├── DecodeError                  stored or received JSON does not match the declared type
@@ -25,9 +26,11 @@ GenDurableError
 ├── StepTimeoutError             a step ran longer than its timeout=; it goes to handle()      (TimeoutError)
 ├── KeyTakenError                an instance of another machine holds the key
 ├── LimitError                   the rate limit does not exist, or the weight exceeds its burst (LookupError)
-├── NoTargetError                no instance has the id, or no live instance has the key       (LookupError)
+├── NoTargetError                no instance has the id or key; of a signal, no live one       (LookupError)
 ├── MessageReusedError           an inbound message has the id of a message to another target
 ├── NoScheduleError              no schedule has the name                                      (LookupError)
+├── NoBatchError                 no batch has the id                                           (LookupError)
+├── BatchCountError              the number of matching instances has moved since the preview
 ├── NotDoneError                 the instance has no result
 │   ├── InstanceFailedError          it failed
 │   ├── InstanceCancelledError       it was cancelled
@@ -53,6 +56,7 @@ from datetime import timedelta
 from ._dictionary import did_you_mean
 
 __all__ = [
+    "BatchCountError",
     "CodecError",
     "DatabaseError",
     "DecodeError",
@@ -70,6 +74,7 @@ __all__ = [
     "KeyTakenError",
     "LimitError",
     "MessageReusedError",
+    "NoBatchError",
     "NoScheduleError",
     "NoTargetError",
     "NotConnectedError",
@@ -81,6 +86,7 @@ __all__ = [
     "PayloadTooLargeError",
     "ProcessStepError",
     "SchemaVersionError",
+    "SearchError",
     "SettingsError",
     "StateTypeError",
     "StepSignatureError",
@@ -303,6 +309,20 @@ class UsageError(GenDurableError):
         return _sentence(self.problem, self.advice)
 
 
+class SearchError(UsageError):
+    """A search has an unknown term, or a value that the term does not take. `start` and `end` mark the place."""
+
+    start: int
+    end: int
+
+    def __init__(self, problem: str, advice: str, start: int, end: int) -> None:
+        """Take what is wrong, what to do, and the place in the text: characters from 0."""
+        super().__init__(problem, advice)
+        self.args = (problem, advice, start, end)
+        self.start = start
+        self.end = end
+
+
 class OutcomeError(UsageError):
     """A step or `handle` returned a value that is not an outcome. It goes to `handle` if the step returned it."""
 
@@ -427,6 +447,29 @@ class StepTimeoutError(GenDurableError, TimeoutError):
         return f"step '{self.step}' of machine '{self.machine}' exceeded its timeout of {self.timeout}"
 
 
+class LeaseLostError(GenDurableError):
+    """A step called a method of its context after its execution had lost its lease, or had been committed.
+
+    Nothing was written. If the step raises it, `handle` is not called: another execution runs the step.
+    """
+
+    id: int
+    machine: str
+    step: str
+    step_seq: int
+    """`ctx.step_seq` of the execution."""
+
+    def __init__(self, id: int, machine: str, step: str, step_seq: int) -> None:
+        super().__init__(id, machine, step, step_seq)
+        self.id, self.machine, self.step, self.step_seq = id, machine, step, step_seq
+
+    def __str__(self) -> str:
+        return (
+            f"lease lost: {self.machine} {self.id}, step {self.step}, transition {self.step_seq}; nothing was "
+            "written. Let the step end: its outcome is discarded"
+        )
+
+
 class KeyTakenError(GenDurableError):
     """The correlation or unique key of an insert is held by an instance of another machine.
 
@@ -479,7 +522,7 @@ class LimitError(GenDurableError, LookupError):
 
 
 class NoTargetError(GenDurableError, LookupError):
-    """No instance has this id, or no live instance has this correlation key."""
+    """No instance has this id or this correlation key; of a signal, no live one."""
 
     target: int | str
     verb: str
@@ -490,17 +533,18 @@ class NoTargetError(GenDurableError, LookupError):
         self.verb = verb
 
     def __str__(self) -> str:
+        # Only a live instance takes signals; other calls also find instances that have ended.
+        is_live = self.verb.startswith("signal")
+        live = "live " if is_live else ""
+        gone = "retention or keep=False may have removed it"
         if isinstance(self.target, int):
-            # Only a live instance takes signals; other calls also find instances that have ended.
-            if self.verb.startswith("signal"):
-                return f"cannot {self.verb}: there is no live instance {self.target}; it has ended"
-            gone = "retention or keep=False may have removed it"
-            return f"cannot {self.verb}: there is no instance {self.target}; {gone}"
-        hint = f" (ids are integers: did you mean {self.target}?)" if self.target.isdecimal() else ""
-        return (
-            f"cannot {self.verb}: no live instance has correlation_key {self.target!r}{hint}; "
-            "it has ended, or has not been inserted yet"
+            why = "it has ended" if is_live else gone
+            return f"cannot {self.verb}: there is no {live}instance {self.target}; {why}"
+        why = (
+            "it has ended, or has not been inserted yet" if is_live else f"it is not inserted yet, or {gone}"
         )
+        hint = f" (ids are integers: did you mean {self.target}?)" if self.target.isdecimal() else ""
+        return f"cannot {self.verb}: no {live}instance has correlation_key {self.target!r}{hint}; {why}"
 
 
 class InboxFullError(UsageError):
@@ -533,6 +577,39 @@ class NoScheduleError(GenDurableError, LookupError):
 
     def __str__(self) -> str:
         return f"there is no schedule {self.schedule!r}; list schedules with `gen-durable schedules`"
+
+
+class NoBatchError(GenDurableError, LookupError):
+    """No batch has this id. The collector removes batches some time after they have ended."""
+
+    batch_id: int
+
+    def __init__(self, batch_id: int) -> None:
+        super().__init__(batch_id)
+        self.batch_id = batch_id
+
+    def __str__(self) -> str:
+        return f"there is no batch {self.batch_id}; list batches with `gen-durable batches`"
+
+
+class BatchCountError(GenDurableError):
+    """The number of instances that a batch would change has moved since the preview. Nothing was started."""
+
+    verb: str
+    expected: int
+    found: int
+
+    def __init__(self, verb: str, expected: int, found: int) -> None:
+        super().__init__(verb, expected, found)
+        self.verb = verb
+        self.expected = expected
+        self.found = found
+
+    def __str__(self) -> str:
+        return (
+            f"{self.verb} would change {self.found} instances now, and {self.expected} at the preview; "
+            "preview it again, and pass the new count as expected="
+        )
 
 
 class NotLoadedError(UsageError):

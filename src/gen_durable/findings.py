@@ -1,4 +1,4 @@
-"""`Finding`: a result of `client.doctor` and `gen-durable doctor`."""
+"""`Finding`: a result of `doctor` and `check`."""
 
 from __future__ import annotations
 

@@ -21,15 +21,25 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
-from contextlib import AsyncExitStack
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
 
-from ._db.failures import StatementError, is_outage, is_race, is_repairable
+from ._asgi import (
+    Endpoint,
+    Receive,
+    Refusal,
+    Scope,
+    Send,
+    Unavailable,
+    headers_of,
+    path_of,
+    send_json,
+    unavailable,
+)
+from ._db.failures import StatementError
 from .async_client import AsyncClient
 from .errors import (
     CodecError,
@@ -40,15 +50,10 @@ from .errors import (
     UnreachableError,
     UsageError,
 )
-from .sinks.signing import SignatureError, bound_secret, checked_secret, verify
+from .sinks.signing import SignatureError, bound_secret, verify
 
 __all__ = ["Inbound"]
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-_log: Final = logging.getLogger("gen_durable.inbound")
 _STRUCTURED: Final = "application/cloudevents+json"
 _BATCHED: Final = "application/cloudevents-batch+json"
 _JSON: Final = "application/json"
@@ -56,17 +61,8 @@ _JSON: Final = "application/json"
 
 # Seconds. Short for a full inbox, because the sender may pause all messages to this endpoint.
 _FULL_RETRY_AFTER: Final = 1
-_UNAVAILABLE_RETRY_AFTER: Final = 5
 # Which status of its events a batch is answered with: those worth a retry of the whole batch first.
 _ORDER: Final = (429, 404, 422, 409, 410)
-
-
-class _Refusal(Exception):  # noqa: N818 - an answer, not an error
-    def __init__(self, status: int, problem: str, *, retry_after: int | None = None) -> None:
-        super().__init__(problem)
-        self.status = status
-        self.problem = problem
-        self.retry_after = retry_after
 
 
 class _Incoming(msgspec.Struct, frozen=True):
@@ -78,7 +74,7 @@ class _Incoming(msgspec.Struct, frozen=True):
     dedup_key: str
 
 
-class Inbound:
+class Inbound(Endpoint):
     """An ASGI application that delivers CloudEvents and signed webhooks as signals.
 
         app.mount("/hooks", Inbound(client, secret="whsec_…"))
@@ -108,73 +104,46 @@ class Inbound:
         Raises:
             UsageError: a secret is too short, or the list of secrets is empty.
         """
-        self._client = client
-        secrets = [secret] if isinstance(secret, str | bytes) else list(secret or ())
-        if secret is not None and not secrets:
-            raise UsageError("secret= is empty", "give a secret, or None to accept every request")
-        self._secrets = [checked_secret(one) for one in secrets]
+        super().__init__(client, secret)
         self._max_body = max_body
         self._max_events = max_events
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._run_lifespan(receive, send)
-            return
-        if scope["type"] != "http":
-            raise UsageError(f"this endpoint got a connection of type {scope['type']}", "use HTTP")
-        more: list[tuple[bytes, bytes]] = []
-        try:
-            status, content = await self._answer(scope, receive)
-        except _Refusal as refusal:
-            status, content = refusal.status, {"error": refusal.problem}
-            if refusal.retry_after is not None:
-                more = [(b"retry-after", str(refusal.retry_after).encode())]
-        body = msgspec.json.encode(content)
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            *more,
-        ]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, dict[str, Any]]:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
-            raise _Refusal(405, "only POST is allowed")
-        headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
-        }
+            raise Refusal(405, "only POST is allowed")
+        headers = headers_of(scope)
         body = await self._body(headers, receive)
-        path = _path(scope)
+        path = path_of(scope)
         sender = self._sender(headers, body, path) if self._secrets else ""
         incoming = _read(path, headers, body, is_signed=bool(self._secrets))
         if len(incoming) > self._max_events:
-            raise _Refusal(413, f"the batch has {len(incoming)} events; send at most {self._max_events}")
-        delivered, refusals = 0, list[_Refusal]()
+            raise Refusal(413, f"the batch has {len(incoming)} events; send at most {self._max_events}")
+        delivered, refusals = 0, list[Refusal]()
         for one in incoming:
             try:
                 delivered += await self._deliver(one, sender)
-            except _Unavailable:
+            except Unavailable:
                 raise
-            except _Refusal as refusal:
+            except Refusal as refusal:
                 refusals.append(refusal)
         if refusals:
             raise _of_batch(refusals, len(incoming))
-        return (202 if delivered else 200), {"delivered": delivered, "duplicates": len(incoming) - delivered}
+        content = {"delivered": delivered, "duplicates": len(incoming) - delivered}
+        await send_json(send, 202 if delivered else 200, content)
 
     async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         length = headers.get("content-length", "0")
         # 12 digits are above every limit, and int() refuses texts of more than 4300 digits.
         if not (length.isascii() and length.isdigit() and len(length) <= 12) or int(length) > self._max_body:
-            raise _Refusal(413, f"at most {self._max_body} bytes")
+            raise Refusal(413, f"at most {self._max_body} bytes")
         body = bytearray()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise _Refusal(400, "the connection ended")
+                raise Refusal(400, "the connection ended")
             body += message.get("body", b"")
             if len(body) > self._max_body:
-                raise _Refusal(413, f"at most {self._max_body} bytes")
+                raise Refusal(413, f"at most {self._max_body} bytes")
             if not message.get("more_body", False):
                 return bytes(body)
 
@@ -192,7 +161,7 @@ class Inbound:
                 return hmac.new(secret, mark, hashlib.sha256).hexdigest()[:16]
         if is_bound:
             problem += "; sign with bound_secret(secret, key, signal) of this path"
-        raise _Refusal(401, problem)
+        raise Refusal(401, problem)
 
     async def _deliver(self, incoming: _Incoming, sender: str) -> bool:
         """Deliver one signal; return whether it is new."""
@@ -205,75 +174,34 @@ class Inbound:
             except NoTargetError:
                 raise await self._missing(incoming.key) from None
         except MessageReusedError as error:
-            raise _Refusal(409, str(error)) from None
+            raise Refusal(409, str(error)) from None
         except InboxFullError as error:
-            raise _Refusal(429, str(error), retry_after=_FULL_RETRY_AFTER) from None
+            raise Refusal(429, str(error), retry_after=_FULL_RETRY_AFTER) from None
         except (UsageError, CodecError) as error:
-            raise _Refusal(422, str(error)) from None
-        except NotConnectedError as error:
-            _log.error("signal not delivered: %r to %r: %s", incoming.name, incoming.key, error)
-            raise _Unavailable("the client of this endpoint is not open; retry") from error
-        except (StatementError, UnreachableError) as error:
-            if isinstance(error, StatementError) and not (is_outage(error) or is_race(error)):
-                if not is_repairable(error):
-                    raise
-                _log.error("signal not delivered: %r to %r: %s", incoming.name, incoming.key, error)
-            raise _Unavailable() from error
+            raise Refusal(422, str(error)) from None
+        except (NotConnectedError, StatementError, UnreachableError) as error:
+            raise unavailable(
+                error, f"signal not delivered: {incoming.name!r} to {incoming.key!r}"
+            ) from error
 
-    async def _missing(self, key: str) -> _Refusal:
+    async def _missing(self, key: str) -> Refusal:
         instance = await self._client.get(key, with_deleted=True)
         if instance is not None and (instance.status.is_terminal or instance.deleted_at is not None):
-            return _Refusal(410, f"the instance with the key {key!r} has ended")
-        return _Refusal(404, f"no instance has the key {key!r}")
-
-    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
-        """Handle the ASGI lifespan: open the client at startup, unless its owner has opened it."""
-        await receive()
-        async with AsyncExitStack() as stack:
-            if self._client._opened is None:  # noqa: SLF001 - used by this module only
-                try:
-                    await stack.enter_async_context(self._client)
-                except Exception as error:  # noqa: BLE001 - servers ignore an exception of a lifespan
-                    await send(
-                        {"type": "lifespan.startup.failed", "message": f"{type(error).__name__}: {error}"}
-                    )
-                    return
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-        await send({"type": "lifespan.shutdown.complete"})
+            return Refusal(410, f"the instance with the key {key!r} has ended")
+        return Refusal(404, f"no instance has the key {key!r}")
 
 
-class _Unavailable(_Refusal):
-    """The whole request fails, not one event."""
-
-    def __init__(self, problem: str = "the database is unreachable; retry") -> None:
-        super().__init__(503, problem, retry_after=_UNAVAILABLE_RETRY_AFTER)
-
-
-def _of_batch(refusals: Sequence[_Refusal], count: int) -> _Refusal:
+def _of_batch(refusals: Sequence[Refusal], count: int) -> Refusal:
     """Return the answer for a request of which some events were refused."""
     if count == 1:
         return refusals[0]
     first = min(refusals, key=lambda refusal: _ORDER.index(refusal.status))
     problems = "; ".join(refusal.problem for refusal in refusals[:10])
-    return _Refusal(
+    return Refusal(
         first.status,
         f"{len(refusals)} of {count} events were refused, the others are delivered: {problems}",
         retry_after=first.retry_after,
     )
-
-
-def _path(scope: Scope) -> list[str]:
-    """Return the parts of the path below the mount point."""
-    # raw_path: in `path` an escaped slash in a key cannot be distinguished from a separator.
-    raw: bytes | None = scope.get("raw_path")
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    parts = (
-        path.split("/") if raw is None else map(unquote, raw.partition(b"?")[0].decode("latin-1").split("/"))
-    )
-    above = len([part for part in root.split("/") if part]) if root and path.startswith(root) else 0
-    return [part for part in parts if part][above:]
 
 
 def _read(path: list[str], headers: Mapping[str, str], body: bytes, *, is_signed: bool) -> list[_Incoming]:
@@ -281,40 +209,40 @@ def _read(path: list[str], headers: Mapping[str, str], body: bytes, *, is_signed
     if len(path) == 2:
         id = headers.get("webhook-id") or headers.get("ce-id")
         if not id:
-            raise _Refusal(400, "the header webhook-id is missing")
+            raise Refusal(400, "the header webhook-id is missing")
         return [_Incoming(path[0], path[1], _json(body), id)]
     if path:
-        raise _Refusal(404, "post a CloudEvent to /, or a webhook to /KEY/SIGNAL")
+        raise Refusal(404, "post a CloudEvent to /, or a webhook to /KEY/SIGNAL")
     if kind == _BATCHED:
         events = _json(body)
         if not isinstance(events, list):
-            raise _Refusal(400, "a batch is an array of CloudEvents")
+            raise Refusal(400, "a batch is an array of CloudEvents")
         return [_from_cloud(event) for event in events]
     if kind == _STRUCTURED:
         return [_from_cloud(_json(body))]
     if "ce-specversion" in headers:
         if is_signed:
             # Headers are not signed: an observer could send the event to another instance or with another id.
-            raise _Refusal(415, f"CloudEvents attributes in headers are not signed; send {_STRUCTURED}")
+            raise Refusal(415, f"CloudEvents attributes in headers are not signed; send {_STRUCTURED}")
         attributes = {name[3:]: unquote(value) for name, value in headers.items() if name.startswith("ce-")}
         if kind not in ("", _JSON):
-            raise _Refusal(415, f"the data must be {_JSON}")
+            raise Refusal(415, f"the data must be {_JSON}")
         return [_from_cloud({**attributes, "data": _json(body) if body else None})]
-    raise _Refusal(415, f"send {_STRUCTURED}, or attributes as ce- headers")
+    raise Refusal(415, f"send {_STRUCTURED}, or attributes as ce- headers")
 
 
 def _from_cloud(event: Any) -> _Incoming:
     if not isinstance(event, dict) or event.get("specversion") != "1.0":
-        raise _Refusal(400, "this is not a CloudEvent 1.0")
+        raise Refusal(400, "this is not a CloudEvent 1.0")
     found: list[str] = []
     for name in ("id", "source", "type", "subject"):
         value = event.get(name)
         if not isinstance(value, str) or not value:
-            raise _Refusal(400, f"the CloudEvent has no {name}")
+            raise Refusal(400, f"the CloudEvent has no {name}")
         found.append(value)
     id, source, kind, subject = found
     if "data_base64" in event or not _is_json(event.get("datacontenttype")):
-        raise _Refusal(415, "the data must be JSON, as data")
+        raise Refusal(415, "the data must be JSON, as data")
     # Ids are unique only per source. Escape # in the source, so the first # ends it.
     source = source.replace("%", "%25").replace("#", "%23")
     return _Incoming(subject, kind, event.get("data"), f"{source}#{id}")
@@ -329,4 +257,4 @@ def _json(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:
-        raise _Refusal(400, f"the body is not JSON: {error}") from None
+        raise Refusal(400, f"the body is not JSON: {error}") from None

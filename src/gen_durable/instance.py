@@ -20,6 +20,7 @@ from .errors import (
     NotDoneError,
     NotLoadedError,
 )
+from .progress import Progress
 
 __all__ = [
     "LIVE_STATUSES",
@@ -29,6 +30,7 @@ __all__ = [
     "CancelRequested",
     "CancelResult",
     "Cancelled",
+    "Change",
     "Child",
     "Compensating",
     "Compensation",
@@ -54,7 +56,6 @@ __all__ = [
     "StateChange",
     "Status",
     "Transition",
-    "Until",
     "statuses_of",
 ]
 
@@ -100,9 +101,6 @@ def statuses_of(word: object) -> tuple[Status, ...] | None:
     """Return the statuses that a word means; `None` if it is not a status."""
     return _STATUSES_OF_WORDS.get(word) if isinstance(word, str) else None
 
-
-Until: TypeAlias = Literal["finished", "parked"]
-"""What `wait` waits for: the end of the instance; or, with `parked`, also until it waits for signals or children."""
 
 _NO_RESULT: Final[Mapping[Status, type[NotDoneError]]] = {
     Status.FAILED: InstanceFailedError,
@@ -181,7 +179,7 @@ class Restored(msgspec.Struct, frozen=True):
 
 
 class Retried(msgspec.Struct, frozen=True):
-    """The answer of `retry`: the instance is runnable, at the step where it ended.
+    """The answer of `retry`: the instance is live again, at the step where it ended or at `step=`.
 
     If its undo steps have run, it is at the first step that was undone.
     """
@@ -211,16 +209,17 @@ class Edited(msgspec.Struct, frozen=True):
     status: Status
 
 
-EditRefusal: TypeAlias = Literal["executing", "moved", "ended", "deleted", "collected"]
+EditRefusal: TypeAlias = Literal["executing", "moved", "ended", "deleted", "collected", "compensating"]
 """Why an instance was not edited.
 
-`executing`: a step runs; `moved`: its `step_seq` is not the expected one, or its version has changed; `ended`: it is
-done or cancelled; `deleted`: it is softly deleted; `collected`: retention has removed its state.
+`executing`: a step runs; `moved`: its `step_seq` is not the expected one, or another transition came during the call;
+`ended`: it is done or cancelled; `deleted`: it is soft-deleted; `collected`: retention has removed its state;
+`compensating`: it runs undo steps, or has run them, so it takes no other step.
 """
 
 
 class NotEdited(msgspec.Struct, frozen=True):
-    """The answer of `edit`: nothing was changed."""
+    """The answer of `edit`: nothing was changed; `why` has the reason."""
 
     id: int
     why: EditRefusal
@@ -247,7 +246,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """The error of an instance, structured."""
 
     type: str
-    """The class name of the exception; `Poison` if worker processes died repeatedly in this step."""
+    """The class name of the exception; `Poison` if worker processes died repeatedly in this step.
+
+    For undo steps also `Stop` or `Cancel`: the instance was stopped or cancelled without an exception.
+    """
     message: str = ""
     traceback: tuple[str, ...] = ()
     """File, line and function of the frames, the innermost last; no values of variables."""
@@ -336,6 +338,10 @@ class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=Tr
     """The instance that it was forked from."""
     forked_seq: int | None = None
     """The transition of that instance after which it started."""
+    progress: Progress | None = None
+    """What its current step has told `ctx.progress`; `None` if it has told nothing."""
+    checkpoint: Any = None
+    """The last value that its current step gave to `ctx.checkpoint`; `None` if there is none."""
 
     @property
     def result(self) -> ResultT:
@@ -415,7 +421,8 @@ class ExecutionRecord(msgspec.Struct, frozen=True, kw_only=True):
     `on_cancel`: the instance was cancelled and goes to the `on_cancel` step.
 
     `rejoin`: a child was retried before the joining step started, so the instance waits for its children again.
-    `unknown_step`: the worker does not have the step, so it left the instance to other workers.
+    `unknown_step`: the worker does not have the step, so it left the instance to other workers. Only the first such
+    execution at a transition is recorded.
     """
     lease_owner: str | None = None
     lease_expires_at: datetime | None = None
@@ -426,6 +433,24 @@ class ExecutionRecord(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     retried_at: datetime | None = None
     """When `retry` continued an instance that this execution had ended."""
+    to_step: str | None = None
+    """The step that its transition led to; `None` if it ended the instance or was aborted."""
+    cause: str | None = None
+    """Why the step failed: stop, error, timeout, exhausted, no_handler, refused, crash or poison.
+
+    `None` if it did not fail. The instance may have gone on all the same, by a retry, `on_failure` or `handle`.
+    """
+
+
+class Change(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=True):
+    """A change of an instance, as `watch` yields it: how the instance is now, and what it has executed since."""
+
+    instance: Instance[StateT, ResultT]
+    """The latest state. Changes that follow each other fast are one change."""
+    executions: tuple[ExecutionRecord, ...] = ()
+    """The executions that have ended since the last change, oldest first; at most 100, the next change has more."""
+    position: str
+    """The place of the change, for `after=`."""
 
 
 class StateChange(msgspec.Struct, frozen=True):
@@ -446,17 +471,19 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True):
     step: str | None
     """The step that made it; `None` for the insert."""
     to: str | None
-    """The step that it led to; `None` if it ended the instance, or if the next transition was not recorded."""
+    """The step that it led to; `None` if it ended the instance."""
     outcome: str
     """The kind of the outcome; also `insert`, and `edit` for a change by `edit` or by `retry` with a step."""
     state: Any = None
     """The state that it wrote, as plain JSON, if `has_state`."""
     has_state: bool = False
     """Whether the state was kept: the machine had `history="all"`, or it was an edit."""
+    version: int | None = None
+    """The version of that state: of the machine that wrote it, or upgraded it."""
     changes: tuple[StateChange, ...] | None = None
     """How the state differs from the one before; `None` if one of the two was not kept."""
     signals: tuple[str, ...] = ()
-    """Names of the signals that it consumed; only with `history="all"`."""
+    """Names of the signals that it consumed."""
     children: tuple[int, ...] = ()
     """Ids of the children that it scheduled and that still exist."""
     started_at: datetime | None = None
@@ -467,6 +494,8 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True):
     """How many executions it took, with retried and lost ones; 0 for an insert or an edit."""
     worker: str | None = None
     error: str | None = None
+    cause: str | None = None
+    """Why the step failed, as in `ExecutionRecord.cause`; `None` if it did not."""
 
     @property
     def duration(self) -> timedelta | None:

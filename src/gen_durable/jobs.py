@@ -54,6 +54,7 @@ _OPTIONS: Final = (
     "retention_failed",
     "retention_cancelled",
     "history",
+    "checkpoint",
 )
 
 Q = ParamSpec("Q")
@@ -143,6 +144,7 @@ def job(
     retention_failed: timedelta | None = None,
     retention_cancelled: timedelta | None = None,
     history: HistoryLevel | None = None,
+    checkpoint: Any = Any,
     **unknown: Never,
 ) -> _JobDecorator:
     """Make a function a job. It takes `()`, `(payload)` or `(payload, ctx)` and returns the result.
@@ -160,7 +162,7 @@ def job(
 
     Args:
         name: the name in the database. Dots make namespaces, which workers can serve by prefix.
-        version: an instance keeps its version for life.
+        version: the version of new instances. Workers run the instances of the versions that they have.
         queue: the queue of its instances, unless an insert names another one.
         max_attempts: maximum number of executions, the first included; overrides `retry.max_attempts`.
         retry: the retry policy; default: 3 executions, 1 s exponential back-off. Its `on` and `never` say which
@@ -179,6 +181,7 @@ def job(
         retention_failed: the same for failed instances.
         retention_cancelled: the same for cancelled instances.
         history: `"all"` keeps the payload and each state with the records of executions; default: `settings.history`.
+        checkpoint: the type of the values that `ctx.checkpoint` stores; by default JSON data.
         unknown: none; any other option raises `OptionError` with a hint.
 
     Raises:
@@ -194,6 +197,7 @@ def job(
     check_retry(retry, where)
     check_lease(lease, where)
     check_timeout(timeout, where)
+    check_storable(checkpoint, f"the checkpoint of {where}")
     policy = retry if max_attempts is None else msgspec.structs.replace(retry, max_attempts=max_attempts)
     letters = _dead_letter(dead_letter, name)
     kept_for = {
@@ -223,6 +227,7 @@ def job(
             timeout=timeout,
             pool=pool,
             to=(),
+            checkpoint=checkpoint,
         )
         definition = MachineDef(
             name=name,

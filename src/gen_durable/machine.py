@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import FunctionType, UnionType
 from typing import (
@@ -42,6 +43,7 @@ from .outcome import Done, Next, Outcome, Retry, Stop
 from .refs import KeyOption, checked_defaults
 from .retry import Backoff
 from .signals import Signal
+from .streams import Stream
 
 __all__ = [
     "BoundStep",
@@ -62,6 +64,7 @@ __all__ = [
 
 _AnyOutcome: TypeAlias = Outcome[Any]
 # With this bound, type checkers report a step that does not return an outcome at its decorator.
+_CallableT = TypeVar("_CallableT", bound=Callable[..., Any])
 _ReturnT = TypeVar("_ReturnT", bound=_AnyOutcome | Coroutine[Any, Any, _AnyOutcome], default=Any)
 
 
@@ -250,6 +253,7 @@ _STEP_OPTIONS: Final = (
     "undo",
     "on_cancel",
     "on_failure",
+    "checkpoint",
 )
 
 
@@ -289,6 +293,7 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
     undo: str | None
     on_cancel: str | None
     on_failure: str | None
+    checkpoint: Any
 
     def __init__(
         self,
@@ -305,6 +310,7 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
         undo: str | None = None,
         on_cancel: str | None = None,
         on_failure: str | None = None,
+        checkpoint: Any = Any,
     ) -> None:
         self.name = function.__name__
         self.function = function
@@ -319,6 +325,7 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
         self.undo = undo
         self.on_cancel = on_cancel
         self.on_failure = on_failure
+        self.checkpoint = checkpoint
         self.__doc__ = function.__doc__
 
     # Type checkers report a step whose Context[Other] does not match the state of the machine.
@@ -360,6 +367,7 @@ def step(
     undo: StepRef[Any] | str | None = None,
     on_cancel: StepRef[Any] | str | None = None,
     on_failure: StepRef[Any] | str | None = None,
+    checkpoint: Any = Any,
 ) -> _StepDecorator: ...
 def step(
     function: Any = None,
@@ -376,6 +384,7 @@ def step(
     undo: StepRef[Any] | str | None = None,
     on_cancel: StepRef[Any] | str | None = None,
     on_failure: StepRef[Any] | str | None = None,
+    checkpoint: Any = Any,
     **unknown: Any,
 ) -> Any:
     """Make a method a step of its machine: `@step`, or with options `@step(retry=Backoff(max_attempts=5))`.
@@ -405,17 +414,18 @@ def step(
             committed, the undo steps of its committed steps run in reverse order, and then the instance ends. An undo
             step is an ordinary step; it ends with `Done()`.
         on_cancel: the step, or its name, that runs instead when the instance is cancelled at this step. Its outcome
-            decides how the instance goes on.
+            decides how the instance continues.
         on_failure: the step to continue with when this one has failed for good, as a reference or by name: its
             exception is not retried, or not any more, or its process died too often. `ctx.failure` of that step has
-            the error. By default the instance fails. A step that returns `Stop` ends the instance all the same.
+            the error. By default the instance fails. A `Stop` that the step returns still ends the instance.
+        checkpoint: the type of the values that `ctx.checkpoint` stores; by default JSON data.
 
     Raises:
         DefinitionError: the function cannot be a step, or an option is invalid.
     """
     check_options(unknown, "step", "@step", _STEP_OPTIONS)
-    targets = None if to is None else (to,) if isinstance(to, str) else tuple(to)
-    former = (was,) if isinstance(was, str) else tuple(was)
+    targets = None if to is None else _names(to, "to")
+    former = _names(was, "was")
 
     def decorate(function: Any) -> Step[Any, Any]:
         _refuse_second(function, sys._getframe(1).f_locals)  # noqa: SLF001 - the class body, while it runs
@@ -429,6 +439,7 @@ def step(
         check_lease(lease, f"step '{function.__qualname__}'")
         check_timeout(timeout, f"step '{function.__qualname__}'")
         check_pool(pool, function, f"step '{function.__qualname__}'")
+        check_storable(checkpoint, f"the checkpoint of step '{function.__qualname__}'")
         return Step(
             function,
             initial=initial,
@@ -442,6 +453,7 @@ def step(
             undo=_other_step(undo, "undo", function.__qualname__),
             on_cancel=_other_step(on_cancel, "on_cancel", function.__qualname__),
             on_failure=_other_step(on_failure, "on_failure", function.__qualname__),
+            checkpoint=checkpoint,
         )
 
     if function is None:
@@ -449,6 +461,19 @@ def step(
     _refuse_second(function, sys._getframe(1).f_locals)  # noqa: SLF001 - the class body, while it runs
     _check_function(function)
     return Step(function)
+
+
+def _names(given: object, option: str) -> tuple[str, ...]:
+    """Return the names of steps that an option has: one, or several."""
+    if isinstance(given, str):
+        return (given,)
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(each, str) for each in found):
+        raise OptionError(
+            f"{option} of a step is {given!r}",
+            f'give names of steps: {option}="ship" or {option}=["ship", "pack"]',
+        )
+    return found
 
 
 class Upgrade:
@@ -466,6 +491,22 @@ class Upgrade:
         return f"<upgrade from version {self.from_version}>"
 
 
+def _with_version(decorator: _CallableT) -> _CallableT:
+    """Refuse `@upgrade` without parentheses, or without a version."""
+
+    @functools.wraps(decorator)
+    def checked(*functions: Any, **options: Any) -> Any:
+        if functions or set(options) != {"from_version"} or not isinstance(options["from_version"], int):
+            raise OptionError(
+                "@upgrade got no version",
+                "write @upgrade(from_version=1): the version whose states the function takes",
+            )
+        return decorator(**options)
+
+    return checked  # type: ignore[return-value]  # the same signature
+
+
+@_with_version
 def upgrade(*, from_version: int) -> Callable[[Callable[[Any], Any] | staticmethod[[Any], Any]], Upgrade]:
     """Make a function of a machine the upgrade of stored states from one version to the next.
 
@@ -564,6 +605,7 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
                 undo=item.undo,
                 on_cancel=item.on_cancel,
                 on_failure=item.on_failure,
+                checkpoint=item.checkpoint,
             )
             for item in steps.values()
         },
@@ -571,6 +613,7 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
         state_type=state_type,
         result_type=result_type,
         signals=_signals_of(cls, name),
+        streams=_streams_of(cls, name),
         upgrades=_upgrades_of(cls, name),
         location=f"{cls.__module__}.{cls.__qualname__}",
         undo_steps=frozenset(item.undo for item in steps.values() if item.undo is not None),
@@ -579,6 +622,8 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
     check_storable(result_type, f"the result of machine '{name}'")
     for signal, payload_type in cls.__definition__.signals.items():
         check_storable(payload_type, f"the payload of signal '{signal}' of machine '{name}'")
+    for stream, item_type in cls.__definition__.streams.items():
+        check_storable(item_type, f"an item of stream '{stream}' of machine '{name}'")
     check_annotations(cls)
 
 
@@ -633,19 +678,32 @@ def _upgrades_of(cls: type, machine: str) -> dict[int, Callable[[Any], Any]]:
 
 
 def _signals_of(cls: type, machine: str) -> dict[str, Any]:
-    signals: dict[str, Any] = {}
+    """Return the payload types of the signals of a class by name."""
+    found = ((one.name, one.payload_type) for one in _attributes_of(cls) if isinstance(one, Signal))
+    return _types_by_name(found, machine, "signal", "payload types")
+
+
+def _streams_of(cls: type, machine: str) -> dict[str, Any]:
+    """Return the item types of the streams of a class by name."""
+    found = ((one.name, one.item_type) for one in _attributes_of(cls) if isinstance(one, Stream))
+    return _types_by_name(found, machine, "stream", "item types")
+
+
+def _attributes_of(cls: type) -> Iterator[object]:
     for base in reversed(cls.__mro__):
-        for signal in vars(base).values():
-            if not isinstance(signal, Signal):
-                continue
-            if signals.get(signal.name, signal.payload_type) != signal.payload_type:
-                raise StateTypeError(
-                    f"machine '{machine}'",
-                    f"it declares the signal '{signal.name}' with two payload types",
-                    "rename one of them",
-                )
-            signals[signal.name] = signal.payload_type
-    return signals
+        yield from vars(base).values()
+
+
+def _types_by_name(found: Iterable[tuple[str, Any]], machine: str, kind: str, types: str) -> dict[str, Any]:
+    by_name: dict[str, Any] = {}
+    for name, type_ in found:
+        if by_name.setdefault(name, type_) != type_:
+            raise StateTypeError(
+                f"machine '{machine}'",
+                f"it declares the {kind} '{name}' with two {types}",
+                "rename one of them",
+            )
+    return by_name
 
 
 def _refuse_second(function: Any, class_body: Mapping[str, Any]) -> None:
@@ -770,7 +828,9 @@ def check_storable(type_: Any, where: str) -> None:
         raise StateTypeError(
             where,
             f"{type_name(type_)} cannot be read from JSON (no JSON form is known for class {type_name(unknown[0])})",
-            f"make {type_name(unknown[0])} a dataclass, a msgspec.Struct, a TypedDict or a pydantic model",
+            "use another type"
+            if unknown[0].__module__ == "builtins"
+            else f"make {type_name(unknown[0])} a dataclass, a msgspec.Struct, a TypedDict or a pydantic model",
         )
 
 

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 import msgspec
 
-__all__ = ["QueueControl", "QueueStatus", "WorkerInfo"]
+__all__ = ["BlockedLoop", "MachineInfo", "QueueControl", "QueueStatus", "WorkerInfo"]
+
+
+class BlockedLoop(msgspec.Struct, frozen=True, kw_only=True):
+    """What blocks the event loop of a worker: no other `async def` step of it runs."""
+
+    machine: str | None = None
+    """The machine; `None` if other code of the program blocks it."""
+    step: str | None = None
+    id: int | None = None
+    """The instance."""
+    since: datetime
+
+    def __str__(self) -> str:
+        by = f"{self.machine} {self.id}, step {self.step}" if self.machine else "code outside of its steps"
+        return f"blocked since {self.since.isoformat(sep=' ', timespec='seconds')} by {by}"
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,8 +44,34 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is shutting down: it finishes running steps and leases nothing new."""
     queues: tuple[str, ...]
     prefixes: tuple[str, ...]
+    capacities: Mapping[str, int] = {}
+    """How many executions of each queue, and of each prefix (`billing.*`), it runs at once, without overrides."""
+    capacity: int | None = None
+    """How many executions it runs at once; `None`: only the capacities of its queues and prefixes count."""
+    in_flight: int = 0
+    """How many executions it had leased at the last heartbeat: running, waiting to run, or being committed."""
     machines: tuple[tuple[str, int], ...]
     """Names and versions of its machines."""
+    blocked: BlockedLoop | None = None
+    """What blocks its event loop for longer than `loop_blocked_after`; `None`: nothing."""
+
+
+class MachineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a machine or job, as a worker has registered it."""
+
+    name: str
+    version: int
+    queue: str
+    steps: tuple[str, ...]
+    """Its steps, in the order of the class."""
+    signals: tuple[str, ...]
+    """The signals that it declares."""
+    streams: tuple[str, ...]
+    """The streams that it declares."""
+    registered_at: datetime
+    """When a worker registered it, or registered a change."""
+    workers: tuple[str, ...]
+    """The live workers that run it, by name."""
 
 
 class QueueControl(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@
 | `Stop(reason)`                    | ends as failed                                 | unchanged | the whole inbox |
 
 Outcomes are plain values: a test makes and compares them without a database. `Next(self.ship) == Next("ship")`.
+`consume=` and `ctx.inbox.take` consume further signals with `Next`, `Await` and `ScheduleChildren`.
 An outcome commits its `state=`; without it, `ctx.state` as the step left it. `Done` and `Stop` have no `state=`; they
 do not write a state that the step has not changed. A job never changes its payload.
 """
@@ -27,7 +28,7 @@ from .definition import StepRef, step_name
 from .errors import UsageError
 from .events import Emit, Event, emitted
 from .refs import AnySpec, Key, checked_weight, key_text
-from .signals import Signal
+from .signals import Message, Signal
 
 __all__ = [
     "Await",
@@ -148,6 +149,7 @@ class Next(_Value):
         "emit",
         "rate_limit",
         "weight",
+        "consume",
     )
 
     step: str
@@ -159,6 +161,7 @@ class Next(_Value):
     emit: tuple[Event, ...]
     rate_limit: str | None
     weight: int | None
+    consume: tuple[Message | str, ...]
 
     def __init__(
         self,
@@ -172,6 +175,7 @@ class Next(_Value):
         emit: Emit | None = None,
         rate_limit: Key | None = None,
         weight: int | None = None,
+        consume: Iterable[Message | Signal[Any] | str] = (),
     ) -> None:
         """Make the outcome.
 
@@ -186,6 +190,8 @@ class Next(_Value):
             rate_limit: the rate limit that the start of the step is subject to: a name, or (name, partition). If it
                 does not exist, the step waits until it is set.
             weight: how many tokens the start takes; default: 1.
+            consume: signals of `ctx.inbox` to consume besides `ctx.awaited`: messages, or signals for all messages of
+                that name. A message that arrived after the step was leased is never consumed.
 
         Raises:
             UsageError: an argument is invalid.
@@ -199,6 +205,7 @@ class Next(_Value):
         self.emit = () if emit is None else emitted(emit)
         self.rate_limit = _limit(rate_limit)
         self.weight = checked_weight(weight, self.rate_limit)
+        self.consume = _consumed(consume) if consume else ()
 
 
 @final
@@ -245,6 +252,7 @@ class Await(_Value):
         emit: as for `Next`.
         rate_limit: as for `Next`.
         weight: as for `Next`.
+        consume: as for `Next`; without it, nothing is consumed.
     """
 
     __slots__ = __match_args__ = (
@@ -258,6 +266,7 @@ class Await(_Value):
         "emit",
         "rate_limit",
         "weight",
+        "consume",
     )
 
     signals: tuple[str, ...]
@@ -270,6 +279,7 @@ class Await(_Value):
     emit: tuple[Event, ...]
     rate_limit: str | None
     weight: int | None
+    consume: tuple[Message | str, ...]
 
     @overload
     def __init__(
@@ -286,6 +296,7 @@ class Await(_Value):
         emit: Emit | None = None,
         rate_limit: Key | None = None,
         weight: int | None = None,
+        consume: Iterable[Message | Signal[Any] | str] = (),
     ) -> None: ...
     @overload
     def __init__(
@@ -302,6 +313,7 @@ class Await(_Value):
         emit: Emit | None = None,
         rate_limit: Key | None = None,
         weight: int | None = None,
+        consume: Iterable[Message | Signal[Any] | str] = (),
     ) -> None: ...
     @overload
     def __init__(
@@ -316,6 +328,7 @@ class Await(_Value):
         emit: Emit | None = None,
         rate_limit: Key | None = None,
         weight: int | None = None,
+        consume: Iterable[Message | Signal[Any] | str] = (),
     ) -> None: ...
     @overload
     def __init__(
@@ -330,6 +343,7 @@ class Await(_Value):
         emit: Emit | None = None,
         rate_limit: Key | None = None,
         weight: int | None = None,
+        consume: Iterable[Message | Signal[Any] | str] = (),
     ) -> None: ...
     def __init__(
         self,
@@ -343,6 +357,7 @@ class Await(_Value):
         emit: Emit | None = None,
         rate_limit: Key | None = None,
         weight: int | None = None,
+        consume: Iterable[Message | Signal[Any] | str] = (),
     ) -> None:
         if not signals and timeout is None and deadline is None:
             raise UsageError(
@@ -361,6 +376,7 @@ class Await(_Value):
         self.emit = () if emit is None else emitted(emit)
         self.rate_limit = _limit(rate_limit)
         self.weight = checked_weight(weight, self.rate_limit)
+        self.consume = _consumed(consume) if consume else ()
 
 
 @final
@@ -382,9 +398,19 @@ class ScheduleChildren(_Value):
         emit: as for `Next`.
         rate_limit: as for `Next`.
         weight: as for `Next`.
+        consume: as for `Next`.
     """
 
-    __slots__ = __match_args__ = ("children", "then", "state", "effect", "emit", "rate_limit", "weight")
+    __slots__ = __match_args__ = (
+        "children",
+        "then",
+        "state",
+        "effect",
+        "emit",
+        "rate_limit",
+        "weight",
+        "consume",
+    )
 
     children: tuple[AnySpec, ...]
     then: str
@@ -393,6 +419,7 @@ class ScheduleChildren(_Value):
     emit: tuple[Event, ...]
     rate_limit: str | None
     weight: int | None
+    consume: tuple[Message | str, ...]
 
     def __init__(
         self,
@@ -405,6 +432,7 @@ class ScheduleChildren(_Value):
         emit: Emit | None = None,
         rate_limit: Key | None = None,
         weight: int | None = None,
+        consume: Iterable[Message | Signal[Any] | str] = (),
     ) -> None:
         self.children = _specs(children)
         self.then = step_name(then)
@@ -413,6 +441,7 @@ class ScheduleChildren(_Value):
         self.emit = () if emit is None else emitted(emit)
         self.rate_limit = _limit(rate_limit)
         self.weight = checked_weight(weight, self.rate_limit)
+        self.consume = _consumed(consume) if consume else ()
 
 
 @final
@@ -597,6 +626,21 @@ def _awaited(signals: Iterable[object]) -> tuple[str, ...]:
             f"name at most {MAX_AWAITED}; distinguish more cases by payload",
         )
     return tuple(names)
+
+
+def _consumed(signals: object) -> tuple[Message | str, ...]:
+    if isinstance(signals, str | Signal | Message) or not isinstance(signals, Iterable):
+        raise UsageError(
+            f"consume is of type {type(signals).__name__}", "give a list of messages and signals"
+        )
+    return tuple(
+        each
+        if isinstance(each, Message)
+        else each.name
+        if isinstance(each, Signal)
+        else checked_name(each, "the name of a signal in consume")
+        for each in signals
+    )
 
 
 def _specs(children: object) -> tuple[AnySpec, ...]:

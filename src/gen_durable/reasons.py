@@ -9,11 +9,14 @@ from typing import Final, TypeAlias
 import msgspec
 
 from .instance import Status
+from .operations import BlockedLoop
+from .progress import Progress
 
 __all__ = [
     "AwaitingChildren",
     "AwaitingSignals",
     "BucketEmpty",
+    "CancelHandled",
     "CancelPending",
     "CompensationRuns",
     "Deletion",
@@ -21,7 +24,9 @@ __all__ = [
     "Explanation",
     "Finished",
     "Holder",
+    "Incompatible",
     "KeyBusy",
+    "LoopBlocked",
     "NoWorkerForMachine",
     "NoWorkerForQueue",
     "NoWorkerForStep",
@@ -29,8 +34,11 @@ __all__ = [
     "NotFirstInLine",
     "QueuePaused",
     "Reason",
+    "Retrying",
     "UnknownLimit",
+    "UnreadSignals",
     "Waiting",
+    "WorkersBusy",
 ]
 
 
@@ -50,14 +58,20 @@ class Finished(_Reason, frozen=True, kw_only=True, tag="finished"):
     at: datetime
     why: str | None = None
     """The error that it failed with, or the reason that was given for its cancel."""
+    attempts: int = 1
+    """Of a failed instance: the executions of the step at which it failed."""
     collected_at: datetime | None = None
     """When `keep=False` or retention removed its state and result; the row stays because it still occupies a key."""
+    pending: tuple[str, ...] = ()
+    """The undo steps that have not run, because one failed, or because undo was skipped or stopped."""
 
     def __str__(self) -> str:
         removed = (
             f"; state and result were removed at {_moment(self.collected_at)}" if self.collected_at else ""
         )
-        return f"{self.status} at {_moment(self.at)}{_because(self.why)}{removed}"
+        attempts = f" after {self.attempts} attempts" if self.attempts > 1 else ""
+        left = f"; undo steps that have not run: {', '.join(self.pending)}" if self.pending else ""
+        return f"{self.status} at {_moment(self.at)}{attempts}{_because(self.why)}{left}{removed}"
 
 
 class Deletion(_Reason, frozen=True, kw_only=True, tag="deleted"):
@@ -71,15 +85,29 @@ class Deletion(_Reason, frozen=True, kw_only=True, tag="deleted"):
 
 
 class CancelPending(_Reason, frozen=True, kw_only=True, tag="cancel_requested"):
-    """A cancel was requested; it ends with the step that runs."""
+    """A cancel was requested. It takes effect when the running step ends."""
 
     at: datetime
     by: str | None = None
     why: str | None = None
+    then: str | None = None
+    """The `on_cancel` or undo step that runs after the running step."""
 
     def __str__(self) -> str:
         requested = f"cancel requested at {_moment(self.at)}{_by(self.by)}{_because(self.why)}"
-        return f"{requested}; it ends with the running step"
+        if self.then is not None:
+            return f"{requested}; when the running step ends, step {self.then} runs"
+        return f"{requested}; it takes effect when the running step ends"
+
+
+class CancelHandled(_Reason, frozen=True, kw_only=True, tag="cancel_handled"):
+    """A cancel led it to an `on_cancel` step, which decides how it continues."""
+
+    by: str | None = None
+    why: str | None = None
+
+    def __str__(self) -> str:
+        return f"cancelled{_by(self.by)}{_because(self.why)}; it went to an on_cancel step"
 
 
 class CompensationRuns(_Reason, frozen=True, kw_only=True, tag="compensating"):
@@ -107,18 +135,37 @@ class Executing(_Reason, frozen=True, kw_only=True, tag="executing"):
     """When its lease ends, unless it is renewed."""
     is_worker_live: bool
     is_lease_over: bool
-    """The lease was not renewed: a reaper returns the instance to its queue."""
+    """The lease was not renewed: the reaper of a live worker returns the instance to its queue."""
+    is_any_worker_live: bool = True
+    """Whether a live worker can take it back."""
+    progress: Progress | None = None
+    """How far the step is, if it tells."""
 
     def __str__(self) -> str:
         since = f" since {_moment(self.since)}" if self.since else ""
         gone = "" if self.is_worker_live else "; no recent heartbeat of this worker"
         until = _moment(self.until)
-        lease = (
-            f"; lease expired at {until}, a reaper returns it"
-            if self.is_lease_over
-            else f", lease until {until}"
-        )
-        return f"executing on worker {self.worker}{since}{lease}{gone}"
+        lease = f", lease until {until}"
+        if self.is_lease_over:
+            lease = f"; lease expired at {until}, a reaper returns it"
+            if not self.is_any_worker_live:
+                gone = ""
+                start = "start one: gen-durable worker app.py"
+                lease = f"; lease expired at {until}, no live worker takes it back; {start}"
+        progress = f"; progress: {self.progress}" if self.progress else ""
+        return f"executing on worker {self.worker}{since}{lease}{gone}{progress}"
+
+
+class LoopBlocked(_Reason, frozen=True, kw_only=True, tag="loop_blocked"):
+    """The event loop of its worker, or of a worker that could run it, is blocked: by its own step or by another one."""
+
+    worker: str
+    blocked: BlockedLoop
+    """What blocks it."""
+
+    def __str__(self) -> str:
+        blocked = f"event loop of worker {self.worker} {self.blocked}"
+        return f"{blocked}; use a plain `def` step or asyncio.to_thread for blocking code"
 
 
 class AwaitingSignals(_Reason, frozen=True, kw_only=True, tag="awaiting_signals"):
@@ -127,16 +174,30 @@ class AwaitingSignals(_Reason, frozen=True, kw_only=True, tag="awaiting_signals"
     names: tuple[str, ...]
     since: datetime
     until: datetime | None = None
-    others: tuple[str, ...] = ()
-    """The first names of signals in its inbox that it does not await. One of them may be misspelled."""
+    with_payload: tuple[str, ...] = ()
+    """Those of the names that are declared with a payload."""
 
     def __str__(self) -> str:
         names = " or ".join(f'"{name}"' for name in self.names)
         what = f"waiting for signal {names}" if names else "sleeping"
         end = f"deadline {_moment(self.until)}" if self.until else "no deadline"
-        others = ", ".join(f'"{name}"' for name in self.others)
-        inbox = f"; not awaited, in its inbox: {others}" if others else ""
-        return f"{what} since {_moment(self.since)}, {end}{inbox}"
+        return f"{what} since {_moment(self.since)}, {end}"
+
+
+class UnreadSignals(_Reason, frozen=True, kw_only=True, tag="unread_signals"):
+    """Its inbox has signals that it does not await. One of them may be misspelled."""
+
+    names: tuple[str, ...]
+    """The first names. If it awaits no signal now: names that its machine does not declare."""
+    meant: dict[str, str] = {}
+    """By name: an awaited or declared name that is similar."""
+
+    def __str__(self) -> str:
+        names = ", ".join(
+            f'"{name}"' + (f' (did you mean "{self.meant[name]}"?)' if name in self.meant else "")
+            for name in self.names
+        )
+        return f"unread signal{'s' if len(self.names) > 1 else ''} that nothing awaits: {names}"
 
 
 class AwaitingChildren(_Reason, frozen=True, kw_only=True, tag="awaiting_children"):
@@ -146,27 +207,50 @@ class AwaitingChildren(_Reason, frozen=True, kw_only=True, tag="awaiting_childre
     total: int
     live: tuple[int, ...]
     """The first children that have not ended."""
+    then: str | None = None
+    """The undo step that runs when they have ended."""
 
     def __str__(self) -> str:
         ids = f": {', '.join(map(str, self.live))}{' …' if self.pending > len(self.live) else ''}"
-        return f"waiting for {self.pending} of {self.total} children{ids if self.live else ''}"
+        then = f"; then step {self.then} continues the undo" if self.then else ""
+        return f"waiting for {self.pending} of {self.total} children{ids if self.live else ''}{then}"
+
+
+class Retrying(_Reason, frozen=True, kw_only=True, tag="retrying"):
+    """Earlier attempts at its step have not succeeded."""
+
+    step: str
+    attempts: int
+    """How many attempts have not succeeded."""
+    max_attempts: int | None = None
+    """After how many attempts the step has failed for good; `None`: no limit is registered."""
+    last_error: str | None = None
+    """What the last one that raised has raised; `None`: they returned `Retry`, or their process died."""
+    crashes: int = 0
+    """How many of the last attempts ended with their process."""
+    until: datetime | None = None
+    """When the next attempt is due; `None`: it is due, or runs."""
+
+    def __str__(self) -> str:
+        limit = "" if self.max_attempts is None else f" of {self.max_attempts}"
+        times = f"{self.attempts}{limit} time{'s' if (self.max_attempts or self.attempts) != 1 else ''}"
+        what = "failed" if self.last_error is not None or self.crashes else "returned Retry"
+        died = (
+            f"; its process died in the last {'attempt' if self.crashes == 1 else f'{self.crashes} attempts'}"
+            if self.crashes
+            else ""
+        )
+        following = f"; next attempt at {_moment(self.until)}" if self.until else ""
+        return f"step {self.step} {what} {times}{_because(self.last_error)}{died}{following}"
 
 
 class NotDue(_Reason, frozen=True, kw_only=True, tag="not_due"):
-    """It is scheduled for later, or waits for the delay of a retry."""
+    """It is scheduled for later."""
 
     until: datetime
-    failed_attempts: int = 0
-    """Attempts of the current step that have not succeeded; 0 if it is not a retry."""
-    last_error: str | None = None
 
     def __str__(self) -> str:
-        retry = (
-            f"; retry after attempt {self.failed_attempts}{_because(self.last_error)}"
-            if self.failed_attempts
-            else ""
-        )
-        return f"not due until {_moment(self.until)}{retry}"
+        return f"not due until {_moment(self.until)}"
 
 
 class QueuePaused(_Reason, frozen=True, kw_only=True, tag="queue_paused"):
@@ -286,6 +370,44 @@ class NoWorkerForStep(_Reason, frozen=True, kw_only=True, tag="no_worker_for_ste
         )
 
 
+class Incompatible(_Reason, frozen=True, kw_only=True, tag="incompatible"):
+    """Live workers found at their start that their code cannot read this instance, or states of its version."""
+
+    workers: tuple[str, ...]
+    since: datetime
+    """When the first of them started."""
+    code: str
+    """As in `check`: `state.undecodable`, `checkpoint.undecodable`, `signal.undecodable`, …"""
+    problem: str
+    fix: str
+
+    def __str__(self) -> str:
+        noun = "worker" if len(self.workers) == 1 else "workers"
+        return f"{noun} {', '.join(self.workers)} found at {_moment(self.since)}: {self.problem}; {self.fix}"
+
+
+class WorkersBusy(_Reason, frozen=True, kw_only=True, tag="workers_busy"):
+    """All workers that could run it execute as many steps as they can."""
+
+    queue: str
+    running: int
+    """The executions of its queue on these workers; less than `capacity` if another queue uses what they share."""
+    capacity: int
+    workers: int
+    oldest: Holder | None = None
+    """The execution that began first."""
+
+    def __str__(self) -> str:
+        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        busy = f'queue "{self.queue}" is at capacity: {workers}, {self.running} of {self.capacity} executions in use'
+        oldest = ""
+        if self.oldest is not None and self.oldest.since is not None:
+            who = f"{self.oldest.id} on worker {self.oldest.worker}"
+            oldest = f", the oldest ({who}) since {_moment(self.oldest.since)}"
+        more = f"gen-durable queues set {quote(self.queue)} --concurrency N"
+        return f"{busy}{oldest}; start workers, or raise it: {more}"
+
+
 class Waiting(_Reason, frozen=True, kw_only=True, tag="waiting"):
     """Nothing blocks it: it waits for a free worker, or for the next poll."""
 
@@ -303,10 +425,14 @@ Reason: TypeAlias = (
     Finished
     | Deletion
     | CancelPending
+    | CancelHandled
     | CompensationRuns
     | Executing
+    | LoopBlocked
     | AwaitingSignals
+    | UnreadSignals
     | AwaitingChildren
+    | Retrying
     | NotDue
     | QueuePaused
     | KeyBusy
@@ -316,6 +442,8 @@ Reason: TypeAlias = (
     | NoWorkerForQueue
     | NoWorkerForMachine
     | NoWorkerForStep
+    | Incompatible
+    | WorkersBusy
     | Waiting
 )
 
@@ -332,22 +460,25 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     """When it was read, by the clock of the database."""
     reasons: tuple[Reason, ...]
-    """All reasons. The instance runs when none of them holds."""
+    """All reasons, the cause first. The instance runs when none of them holds."""
 
     def __str__(self) -> str:
         lines = "".join(f"\n  {reason}" for reason in self.reasons)
         return f"{self.machine} {self.id} has status {self.status} at step {self.step}{lines}{self._fix()}"
 
     def _fix(self) -> str:
-        """The command that lets it run, if the reasons do not name one."""
-        if any(isinstance(reason, Deletion) for reason in self.reasons):
+        """The command that lets it run, if the reasons do not name one. Not if it would fail then."""
+        if any(isinstance(reason, Deletion | Incompatible) for reason in self.reasons):
             return ""
         for reason in self.reasons:
             if isinstance(reason, Finished) and reason.status is not Status.DONE:
                 state = " --state JSON" if reason.collected_at else ""
                 return f"\n  retry: gen-durable retry {self.id}{state}"
+            if isinstance(reason, Retrying) and reason.until is not None:
+                return f"\n  run it now: gen-durable edit {self.id} --wake"
             if isinstance(reason, AwaitingSignals) and reason.names:
-                return f"\n  send it: gen-durable signal {self.id} {quote(reason.names[0])}"
+                payload = " PAYLOAD" if reason.names[0] in reason.with_payload else ""
+                return f"\n  send it: gen-durable signal {self.id} {quote(reason.names[0])}{payload}"
         return ""
 
 

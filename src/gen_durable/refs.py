@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Final, Generic, TypeAlias, TypedDict, Unpack, overload
+from typing import Any, ClassVar, Final, Generic, Literal, TypeAlias, TypedDict, Unpack, overload
 
 import msgspec
 
@@ -39,6 +40,8 @@ __all__ = [
     "Ref",
     "Spec",
     "Target",
+    "Until",
+    "UntilOne",
     "checked_defaults",
     "checked_weight",
     "computed_key",
@@ -83,15 +86,15 @@ class InsertOptions(TypedDict, total=False):
     """A deduplication key: an insert with a key that is occupied returns `Duplicate` and inserts nothing."""
     unique_scope: Iterable[Status]
     """The statuses in which the unique key is occupied; default: all. Empty: never."""
-    concurrency_key: Key
+    concurrency_key: Key | None
     """One instance with this key executes at a time, or as many as the `ConcurrencyLimit` of its name allows.
 
-    Default: that of the machine, or none.
+    Default: that of the machine. `None`: none, also if the machine has a default.
     """
-    rate_limit: Key
+    rate_limit: Key | None
     """The rate limit of the first start: a name, or a name and a partition. Each partition has its own bucket.
 
-    Default: that of the machine, or none.
+    Default: that of the machine. `None`: none, also if the machine has a default.
     """
     weight: int
     """How many tokens of the rate limit the first start takes; default: 1."""
@@ -204,8 +207,12 @@ def _static(default: str | Callable[[Any], Any] | None) -> str | None:
 
 
 def _checked_option(given: KeyOption | None, what: str) -> str | Callable[[Any], Any] | None:
-    if given is None or not callable(given):
+    if given is None or isinstance(given, str | tuple):
         return None if given is None else key_text(given, what)
+    if not callable(given):
+        raise UsageError(
+            f"{what} is of type {type(given).__name__}", f"give {_KEY_FORMS}, or a function of the state"
+        )
     if inspect.iscoroutinefunction(given):
         raise UsageError(f"{what} is an async function", "give a plain function of the state")
     try:
@@ -219,10 +226,15 @@ def _checked_option(given: KeyOption | None, what: str) -> str | Callable[[Any],
     return given
 
 
+_KEY_FORMS: Final = 'a text, or (name, partition): ("tenant", 7)'
+
+
 def key_text(key: Key, what: str = "concurrency_key") -> str:
     """Return a key as it is stored: `"importer"`, or `"tenant:7"` for `("tenant", 7)`."""
-    if not isinstance(key, tuple):
+    if isinstance(key, str):
         return checked_key(key, what)
+    if not isinstance(key, tuple):
+        raise UsageError(f"{what} is of type {type(key).__name__}", f"give {_KEY_FORMS}")
     if len(key) != 2:
         raise UsageError(f"{what} is a tuple of {len(key)}", 'give (name, partition): ("tenant", 7)')
     name, partition = key
@@ -294,8 +306,8 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "correlation_scope": lambda value: _scope(value, "correlation_scope"),
     "unique_key": _unique_key,
     "unique_scope": lambda value: _scope(value, "unique_scope"),
-    "concurrency_key": key_text,
-    "rate_limit": lambda value: key_text(value, "rate_limit"),
+    "concurrency_key": lambda value: None if value is None else key_text(value),
+    "rate_limit": lambda value: None if value is None else key_text(value, "rate_limit"),
     "weight": lambda value: value,
     "idempotency_key": lambda value: key_text(value, "idempotency_key").encode(),
     "max_attempts": lambda value: checked_int(value, "max_attempts", 1, 2**31 - 1),
@@ -502,6 +514,20 @@ InsertResult: TypeAlias = Inserted[StateT, ResultT] | Duplicate[StateT, ResultT]
 
 Target: TypeAlias = Ref[Any, Any] | Instance[Any, Any] | int | Key
 """An instance: a reference, an `Instance`, an id (int) or a correlation key (text or tuple)."""
+
+
+UntilOne: TypeAlias = (
+    Literal["finished", "parked", "runnable", "executing", "awaiting_signal", "awaiting_children"]
+    | Literal["done", "failed", "cancelled"]
+    | Status
+    | StepRef[Any]
+    | tuple[Literal["step"], str]
+)
+"""What `wait` waits for: `"finished"`; `"parked"`, for a signal or children; a status; a step, as a reference or as
+`("step", "ship")`."""
+
+Until: TypeAlias = UntilOne | AbstractSet[UntilOne]
+"""The same, or a set of them: any one ends the wait. The end of the instance ends every wait."""
 
 
 def target_value(target: Target) -> int | str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic, overload
 
 from ._checks import checked_name
 from ._loading import NOT_LOADED, Loader, chunks
 from ._typing import PayloadT
-from .errors import NotLoadedError, OptionError
+from .errors import NotLoadedError, OptionError, UsageError
 
-__all__ = ["Inbox", "Message", "Signal", "signal_name"]
+__all__ = ["Inbox", "Message", "Signal", "end_taking", "mark_taken", "signal_name"]
 
 
 class Signal(Generic[PayloadT]):
@@ -51,13 +51,20 @@ class Signal(Generic[PayloadT]):
 
 def signal_name(signal: Signal[Any] | str) -> str:
     """Return the name of a signal given as `Signal` or by name."""
-    return signal if isinstance(signal, str) else signal.name
+    if isinstance(signal, str):
+        return signal
+    if isinstance(signal, Signal):
+        return signal.name
+    raise UsageError(
+        f"a value of type {type(signal).__name__} is not a signal",
+        'give a declared Signal or its name: Loan.approved, or "approved"',
+    )
 
 
 class Message:
     """One signal in an inbox."""
 
-    __slots__ = ("_payload", "id", "name", "sent_at", "size")
+    __slots__ = ("_is_taken", "_payload", "id", "name", "sent_at", "size")
     id: int
     name: str
     sent_at: datetime
@@ -70,6 +77,7 @@ class Message:
         self.sent_at = sent_at
         self.size = size
         self._payload = payload
+        self._is_taken = False
 
     @property
     def is_loaded(self) -> bool:
@@ -114,15 +122,19 @@ class Inbox:
 
         payment = ctx.awaited.get(self.payment)
         if self.withdrawn in ctx.inbox: ...
+        while (note := ctx.inbox.take(self.note)) is not None: ...
 
-    An empty inbox is false.
+    An empty inbox is false. A message that `take` has returned is not in it any more.
     """
 
-    __slots__ = ("_loader", "_messages")
+    __slots__ = ("_has_ended", "_loader", "_messages", "_places")
 
     def __init__(self, messages: Sequence[Message] = (), loader: Loader[Any] | None = None) -> None:
         self._messages = tuple(messages)
         self._loader = loader
+        # By name, the place of the message taken last: an inbox may have a hundred thousand messages.
+        self._places: dict[str, int] = {}
+        self._has_ended = False
 
     async def load(self, *signals: Signal[Any] | str) -> None:
         """Fetch the payloads that are not loaded, of these signals; without arguments, of all."""
@@ -134,15 +146,13 @@ class Inbox:
         """Do the same as `load` in a plain `def` step."""
         if self._loader is not None:
             for chunk in chunks(self._missing(signals)):
-                _fill(chunk, self._loader.fetch_sync([message.id for message in chunk]))
+                _fill(
+                    chunk, self._loader.fetch_sync([message.id for message in chunk], "ctx.inbox.load_sync")
+                )
 
     def _missing(self, signals: Sequence[Signal[Any] | str]) -> list[Message]:
         names = {signal_name(signal) for signal in signals}
-        return [
-            message
-            for message in self._messages
-            if not message.is_loaded and (not names or message.name in names)
-        ]
+        return [message for message in self if not message.is_loaded and (not names or message.name in names)]
 
     @overload
     def get(self, signal: Signal[PayloadT], /) -> PayloadT | None: ...
@@ -157,7 +167,41 @@ class Inbox:
             NotLoadedError: the payload is not loaded; call `load` first.
         """
         name = signal_name(signal)
-        return next((message.payload for message in self._messages if message.name == name), None)
+        return next((message.payload for message in self if message.name == name), None)
+
+    @overload
+    def take(self, signal: Signal[PayloadT], /) -> PayloadT | None: ...
+    @overload
+    def take(self, signal: str, /) -> Any | None: ...
+    def take(self, signal: Signal[Any] | str, /) -> Any | None:
+        """Return the payload of the oldest message of this signal, and consume it; `None` if there is none.
+
+            await ctx.inbox.load(self.note)
+            while (note := ctx.inbox.take(self.note)) is not None:
+                ctx.state.notes.append(note)
+
+        The message is consumed when the outcome of this step commits as a transition. A `Retry`, an exception or a
+        crash consumes nothing: the next attempt receives the message again. For a signal whose payload is or may be
+        `None`, check `signal in ctx.inbox` first.
+
+        Raises:
+            NotLoadedError: the payload is not loaded; call `load` first.
+            UsageError: the argument is neither a `Signal` nor a name, or the step has ended.
+        """
+        name = signal_name(signal)
+        if self._has_ended:
+            raise UsageError(
+                f"take of signal '{name}' was called after its step had ended: the message would not be consumed",
+                "call it before the step returns",
+            )
+        for place in range(self._places.get(name, 0), len(self._messages)):
+            message = self._messages[place]
+            if message.name == name and not message._is_taken:  # noqa: SLF001 - shared by ctx.inbox and ctx.awaited
+                payload = message.payload
+                message._is_taken = True  # noqa: SLF001
+                self._places[name] = place
+                return payload
+        return None
 
     @overload
     def all(self, signal: Signal[PayloadT], /) -> list[PayloadT]: ...
@@ -166,24 +210,37 @@ class Inbox:
     def all(self, signal: Signal[Any] | str, /) -> list[Any]:
         """Return the payloads of all messages of this signal, oldest first."""
         name = signal_name(signal)
-        return [message.payload for message in self._messages if message.name == name]
+        return [message.payload for message in self if message.name == name]
 
     # Not a Sequence[Message]: type checkers would report `self.payment in ctx.awaited` as always false.
     def __contains__(self, signal: Signal[Any] | str) -> bool:
         name = signal_name(signal)
-        return any(message.name == name for message in self._messages)
+        return any(message.name == name for message in self)
 
     def __getitem__(self, index: int) -> Message:
-        return self._messages[index]
+        return list(self)[index]
 
     def __iter__(self) -> Iterator[Message]:
-        return iter(self._messages)
+        return (message for message in self._messages if not message._is_taken)  # noqa: SLF001 - set by take
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return sum(not message._is_taken for message in self._messages)  # noqa: SLF001 - set by take
 
     def __repr__(self) -> str:
-        return f"Inbox({list(self._messages)!r})"
+        return f"Inbox({list(self)!r})"
+
+
+def end_taking(inbox: Inbox, awaited: Inbox) -> tuple[int, ...]:
+    """Refuse to take messages of a context from now on. Returns the ids of those that `take` has returned."""
+    inbox._has_ended = awaited._has_ended = True  # noqa: SLF001
+    return tuple(message.id for message in inbox._messages if message._is_taken)  # noqa: SLF001
+
+
+def mark_taken(inbox: Inbox, ids: Container[int]) -> None:
+    """Take the messages with these ids."""
+    for message in inbox._messages:  # noqa: SLF001
+        if message.id in ids:
+            message._is_taken = True  # noqa: SLF001
 
 
 def _fill(messages: Sequence[Message], payloads: Mapping[int, Any]) -> None:

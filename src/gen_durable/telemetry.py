@@ -26,12 +26,14 @@ __all__ = [
     "Event",
     "GcSwept",
     "HandlerMissing",
+    "LoopBlocked",
     "OutboxDead",
     "OutboxExpired",
     "OutboxFailed",
     "OutboxPublished",
     "OutcomeStale",
     "PickStop",
+    "ProgressStored",
     "RateLimitThrottled",
     "RateLimitUnknown",
     "ReaperReaped",
@@ -152,6 +154,25 @@ class GcSwept(Event, frozen=True, kw_only=True):
     buckets: int = 0
 
 
+class ProgressStored(Event, frozen=True, kw_only=True):
+    """The progress of `count` running steps was stored."""
+
+    name: ClassVar[str] = "progress.stored"
+    count: int
+
+
+class LoopBlocked(Event, frozen=True, kw_only=True):
+    """A step blocked the event loop of the worker for longer than `loop_blocked_after`. Emitted when it has ended."""
+
+    name: ClassVar[str] = "loop.blocked"
+    duration: timedelta
+    """How long the event loop was blocked; a block of several steps counts for each of them."""
+    id: int | None
+    """The instance; `None` if other code of the program blocked the event loop."""
+    fsm: str
+    step: str
+
+
 class OutcomeStale(Event, frozen=True, kw_only=True):
     """An outcome was discarded, because its lease was lost. Nothing was written."""
 
@@ -165,7 +186,8 @@ class OutcomeStale(Event, frozen=True, kw_only=True):
 class CompensationStarted(Event, frozen=True, kw_only=True):
     """An instance failed or was cancelled after steps with `undo=`: it runs their undo steps, and ends after them.
 
-    Emitted by the worker whose commit or reap starts it; not for a cancel of an instance that does not execute.
+    Emitted by the worker whose commit or reap starts it. After a cancel of an instance that does not execute, by the
+    worker that leases the first undo step. Clients and supervisors emit no telemetry.
     """
 
     name: ClassVar[str] = "compensation.started"

@@ -217,7 +217,14 @@ class Worker(AsyncClient):
 
     @contextmanager
     def in_thread(self) -> Generator[Client]:
-        """Run in a thread of its own. The block gets a blocking client."""
+        """Run in a separate thread, for programs without an event loop. The block gets a blocking client.
+
+            with Worker([Checkout]).in_thread() as client:
+                print(client.wait(client.insert(Checkout, Order(42))).result)
+
+        Raises:
+            WorkerStoppedError: a service of the worker failed; raised when the block ends.
+        """
         started: threading.Event = threading.Event()
         outcome: list[BaseException] = []
         stop: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -242,7 +249,7 @@ class Worker(AsyncClient):
         started.wait()
         try:
             if not outcome:
-                with Client(self.dsn, settings=self.settings) as client:
+                with Client(self._given_dsn, settings=self.settings) as client:
                     yield client
         finally:
             for loop, done in stop:
@@ -302,8 +309,9 @@ class Worker(AsyncClient):
         scope.conclude(error)
 
     def _on_failure(self, error: WorkerStoppedError) -> None:
-        if self._waiting is not None:
-            self._waiting.fail(error)
+        for poller in (self._waiting, self._following):
+            if poller is not None:
+                poller.fail(error)
         if self._scope is not None:
             self._scope.fail(error)
 
@@ -398,7 +406,10 @@ class Worker(AsyncClient):
             pid=os.getpid(),
             version=VERSION,
             queues=list(self.served_queues),
+            capacities=[queue.concurrency for queue in self.served_queues.values()],
+            capacity=self.settings.concurrency or None,
             prefixes=list(self.prefixes),
+            prefix_capacities=[queue.concurrency for queue in self.prefixes.values()],
             leaves_unknown=self.leaves_unknown,
             fsms=fsms,
             fsm_versions=fsm_versions,

@@ -1,4 +1,4 @@
-"""Log at the start of a worker which live instances it cannot run."""
+"""Log and register at the start of a worker which live instances it cannot run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from .._core.compatibility import differing_steps
 from .._core.registry import Registry
 from .._db.compatibility import compare, live_machines
 from .._db.pool import Database
+from .._db.workers import store_incompatible
 
 __all__ = ["report_incompatible"]
 
@@ -19,9 +20,14 @@ _MAX_LINES: Final = 20
 
 
 async def report_incompatible(database: Database, registry: Registry, worker: str) -> None:
-    """Log one warning per group of instances that the worker cannot run, and per machine with different steps."""
+    """Log one warning per group of instances that the worker cannot run, and per machine with different steps.
+
+    Findings that only the code shows are registered, for `doctor` and `explain`: those that list instances.
+    """
     try:
         findings = await database.run(compare(registry, sample=_SAMPLE, is_worker=True))
+        if registered := [finding for finding in findings if "ids" in finding.facts]:
+            await database.run(store_incompatible(worker, registered))
         live = await database.run(live_machines())
     except Exception as error:  # noqa: BLE001 - the services report problems of the database; this is only a report
         _log.debug("live instances were not checked: %s", error)

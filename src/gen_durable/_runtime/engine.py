@@ -25,12 +25,12 @@ from . import shutdown_timeouts
 from .admission import Admission
 from .capacity import Budget, Capacity, SharedCapacity
 from .compatibility_report import report_incompatible
-from .content_loader import ContentLoader
 from .dispatcher import Dispatcher
 from .execution_runner import ExecutionRunner
 from .executor import Executor
 from .flusher import Flusher
 from .heartbeat import Heartbeat
+from .maintenance.backlog import Backlog
 from .maintenance.collector import Collector
 from .maintenance.cron import Cron
 from .maintenance.deadlines import Deadlines
@@ -41,9 +41,12 @@ from .override_poller import OverridePoller
 from .pick_source import FromQueue, Source
 from .picker import Picker
 from .processes.process_pool import ProcessPool, hello_for
+from .progress_writer import ProgressWriter
 from .registration import Registration
 from .service import Service
 from .startup import run_at_start
+from .step_channel import WorkerChannel
+from .stream_writer import StreamWriter
 from .threads import Threads
 from .worker_connections import Connections
 from .worker_context import WorkerContext
@@ -107,9 +110,12 @@ class Engine:
             context.wakes,
             status,
         )
+        progress = ProgressWriter(context.telemetry)
+        self._stream_writer = StreamWriter(connections.commits.run, context.wakes, status)
         self._heartbeat = Heartbeat(
             context,
             connections.dsn,
+            progress,
             on_lease_lost=self._on_lease_lost,
             on_cancel=self._on_cancel,
             on_failure=self._on_heartbeat_failure,
@@ -127,7 +133,14 @@ class Engine:
             processes=self._processes,
             middleware=middleware,
             resources=resources,
-            content=ContentLoader(connections.client.run),
+            channel=WorkerChannel(
+                context.registry,
+                bounds,
+                connections.client.run,
+                progress.report,
+                self._stream_writer,
+                status,
+            ),
         )
         # On the client's pool: a vacuum may take half a minute, and the pool for services has two connections.
         vacuum = Vacuum(connections.client, status)
@@ -142,7 +155,13 @@ class Engine:
             vacuum,
             *_maintenance(context, connections.services),
         ]
-        self._registration = Registration(connections.services, settings, status, worker_row)
+        self._registration = Registration(
+            connections.services,
+            settings,
+            status,
+            worker_row,
+            in_flight=lambda: sum(runner.in_flight for runner in self._runners),
+        )
         self._override_poller = OverridePoller(
             connections.services, settings, status, self._pickers, self._registration
         )
@@ -167,6 +186,7 @@ class Engine:
             executor=self._executor,
             flusher=self._flusher,
             heartbeat=self._heartbeat,
+            stream_writer=self._stream_writer,
             on_bug=self._fail,
         )
         picker = Picker(
@@ -202,8 +222,10 @@ class Engine:
 
     async def start(self) -> None:
         """Register the machines, schedules and the worker in the database, then start the services."""
+        registry = self._context.registry
+        histories = registry.histories(self._settings.history)
         await run_at_start(
-            self._connections.client, lambda: inserts.register(self._context.registry.descriptions)
+            self._connections.client, lambda: inserts.register(registry.descriptions, histories)
         )
         if (level := self._settings.audit) is not None:
             await run_at_start(self._connections.client, lambda: audits.set_level(level, self._context.name))
@@ -214,6 +236,7 @@ class Engine:
         self._tasks_until_drained = [
             self._spawn(self._flusher.run()),
             self._spawn(self._flusher.run_second()),
+            self._spawn(self._stream_writer.run()),
             self._spawn(self._registration.run()),
             self._spawn(self._override_poller.run()),
         ]
@@ -278,8 +301,15 @@ class Engine:
         last_statements = [
             loop.create_task(self._flusher.finish()),
             loop.create_task(self._registration.withdraw()),
+            loop.create_task(
+                self._context.counts.write(
+                    self._connections.services, self._context.name, self._context.clock
+                )
+            ),
         ]
         await _wait_or_cancel(shutdown_timeouts.LAST_STATEMENTS, last_statements)
+        self._flusher.close()
+        self._stream_writer.close()
         for dispatcher in self._dispatchers:
             await dispatcher.close()
         self._heartbeat.stop()
@@ -366,9 +396,10 @@ def _maintenance(context: WorkerContext, database: Database) -> list[Service]:
     found: list[Service] = [
         Deadlines(database, telemetry, wakes, status),
         Cron(database, settings, telemetry, wakes, status),
+        Backlog(database, status),
     ]
     if settings.reaper:
-        found.append(Reaper(database, settings, telemetry, wakes, status))
+        found.append(Reaper(database, settings, telemetry, wakes, status, context.counts))
     if settings.gc:
         found.append(Collector(database, settings, telemetry, status))
     return found

@@ -1,4 +1,4 @@
-"""Log lines and telemetry of executions: what became of their outcomes."""
+"""Log lines, telemetry and counts of executions: what became of their outcomes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ class ExecutionReports:
         self._queue = queue
         self._context = context
         self._telemetry = context.telemetry
+        self._count = context.counts.count
 
     def committed(self, one: InFlight, entry: CommitEntry, result: CommitResult) -> None:
         """Report the result of a commit."""
         execution, telemetry = one.execution, self._telemetry
+        self._count(one, entry, result)
         if isinstance(result, Stale):
             if not result.is_given_up and not one.is_lost:
                 self.lost(execution)
@@ -38,7 +40,7 @@ class ExecutionReports:
             )
             return
         if isinstance(result, Committed) and result.redirect == "undo":
-            self._compensating(execution)
+            self.compensating(execution, execution.step)
         if isinstance(result, Committed) and (
             entry.log_line is not None or result.refused or result.status == "failed"
         ):
@@ -61,10 +63,10 @@ class ExecutionReports:
                 )
             )
 
-    def _compensating(self, execution: Execution) -> None:
-        """Report that an instance runs its undo steps before it ends."""
-        _log.info("undo started: %s %d, step %s", execution.fsm, execution.id, execution.step)
-        self._telemetry.emit(CompensationStarted(id=execution.id, fsm=execution.fsm, step=execution.step))
+    def compensating(self, execution: Execution, step: str) -> None:
+        """Report that an instance, which failed or was cancelled at `step`, runs its undo steps before it ends."""
+        _log.info("undo started: %s %d, step %s", execution.fsm, execution.id, step)
+        self._telemetry.emit(CompensationStarted(id=execution.id, fsm=execution.fsm, step=step))
 
     def lost(self, execution: Execution) -> None:
         """Log that the lease of an execution is lost."""

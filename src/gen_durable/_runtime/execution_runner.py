@@ -29,6 +29,7 @@ from .in_flight import InFlight, Phase
 from .paused_queues import PausedQueues
 from .processes.process_pool import ProcessDiedError
 from .step_tasks import StepTasks
+from .stream_writer import StreamWriter
 from .worker_context import WorkerContext
 
 __all__ = ["ExecutionRunner"]
@@ -51,6 +52,7 @@ class ExecutionRunner:
         executor: Executor,
         flusher: Flusher,
         heartbeat: Heartbeat,
+        stream_writer: StreamWriter,
         on_bug: Callable[[BaseException], None],
     ) -> None:
         self.capacity = capacity
@@ -68,6 +70,8 @@ class ExecutionRunner:
         self._executor = executor
         self._flusher = flusher
         self._heartbeat = heartbeat
+        self._stream_writer = stream_writer
+        self._published = stream_writer.buffers
         self._on_bug = on_bug
         self._loop = asyncio.get_running_loop()
         self._reports = ExecutionReports(queue, context)
@@ -96,6 +100,10 @@ class ExecutionRunner:
         for one in executions:
             self._in_flight[one.lease] = one
             self._admit(one)
+
+    def undo_started(self, execution: Execution, step: str) -> None:
+        """Report an instance whose undo a client has started, by a cancel at `step`."""
+        self._reports.compensating(execution, step)
 
     def rejoin(self, one: InFlight) -> None:
         """Return a leased parent to its barrier, because a child is live again."""
@@ -249,6 +257,7 @@ class ExecutionRunner:
             entry = await self._in_step(one, step, started)
         except ProcessDiedError as error:
             one.phase = Phase.COMMITTING
+            await self._stream_writer.flush(one.lease)
             await self._count_crash(one, error)
             self._end(one)
         except BaseException:
@@ -271,6 +280,8 @@ class ExecutionRunner:
         one.running = (one.execution.step_seq, started)
         try:
             entry = await step
+            if self._published and one.lease in self._published:
+                await self._stream_writer.flush(one.lease)
         except asyncio.CancelledError:
             if not one.is_interrupted or one.phase is Phase.STOPPED:
                 if one.phase is Phase.IN_STEP and self._may_chain:
@@ -279,6 +290,7 @@ class ExecutionRunner:
             # Interrupted by `cancel`: every outcome ends as cancelled now.
             if one.task is not None:
                 one.task.uncancel()
+            await self._stream_writer.flush(one.lease)
             entry = release(one.execution)
         finally:
             one.is_interrupted = False
@@ -393,6 +405,8 @@ class ExecutionRunner:
     def _end(self, one: InFlight) -> None:
         """Give up an execution: its lease is not renewed any more."""
         self._in_flight.pop(one.lease, None)
+        if self._published and one.lease in self._published:
+            self._stream_writer.discard(one.lease)
         if not self._ended:
             self._loop.call_soon(self._forget_ended)
         self._ended.append(one)
@@ -415,9 +429,12 @@ class ExecutionRunner:
             reaped = await self._database.run_in_transaction(plan)
         except StatementError:
             return  # the heartbeat forgets the lease; it expires, and the reaper records the crash
+        self._context.counts.crashed(reaped.crashes)
         self._telemetry.emit(
             ReaperReaped(count=len(reaped.ids), ids=tuple(reaped.ids), capped=tuple(reaped.capped))
         )
+        if any(each.redirect == "undo" for each in reaped.redirected):
+            self._reports.compensating(one.execution, one.execution.step)
 
 
 def _next(execution: Execution, entry: CommitEntry, committed: Committed) -> Execution:
@@ -436,6 +453,7 @@ def _next(execution: Execution, entry: CommitEntry, committed: Committed) -> Exe
         has_children=False,
         rate_limit=None,
         failure=entry.failure,
+        checkpoint=None,
         leased_at=committed.leased_at,
         has_signals=execution.has_signals or bool(committed.inbox),
         number=execution.number + 1,

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from .._checks import duration_text
 from .._core.failures import failure_json, traceback_text
-from .._core.hydration import Content, open_context, state_of
+from .._core.hydration import StepChannel, open_context, state_of
 from .._core.model import CommitEntry, EffectFailed, Execution
 from .._core.new_rows import dead_letter
 from .._core.registry import Registered, Registry
@@ -29,9 +29,10 @@ from .._core.settle import (
     state_of_end,
 )
 from .._tracing import Span, Tracing, tracing
-from ..context import Context
+from .._typing import KEEP
+from ..context import Context, end_context
 from ..definition import MachineDef, StepDef
-from ..errors import CodecError, ProcessStepError, StepTimeoutError
+from ..errors import CodecError, LeaseLostError, ProcessStepError, StepTimeoutError
 from ..jobs import Job
 from ..machine import Machine
 from ..outcome import (
@@ -46,7 +47,7 @@ from ..outcome import (
     message_text,
     reason_text,
 )
-from .content_loader import waiter
+from ..signals import mark_taken
 from .middleware import Middleware, wrapped
 from .processes.process_pool import ProcessDiedError, ProcessPool
 from .threads import Threads
@@ -71,7 +72,7 @@ class Executor:
         processes: ProcessPool | None = None,
         middleware: Sequence[Middleware] = (),
         resources: Any = None,
-        content: Content | None = None,
+        channel: StepChannel | None = None,
     ) -> None:
         self._registry = registry
         self._bounds = bounds
@@ -81,8 +82,8 @@ class Executor:
         self._unknown_steps = UnknownSteps()
         self.resources: Any = resources
         """`ctx.resources` of all steps."""
-        self.content: Content | None = content
-        """Loads signals and children that were not loaded with their execution."""
+        self.channel: StepChannel | None = channel
+        """Through which all steps talk to their worker."""
 
     def run(
         self, execution: Execution, task: asyncio.Task[Any] | None, *, may_chain: bool
@@ -125,6 +126,8 @@ class Executor:
                 raise
             if found_live_child(error):
                 return rejoin(execution)
+            if _has_lost_lease(error, execution):
+                return release(execution)
             if (decision := decision_in(error)) is not None:
                 return self._settle_decision(decision, execution, registered)
             failure = as_exception(error)
@@ -156,8 +159,8 @@ class Executor:
             return entry
         if isinstance(decision, RetryAfter) and not _is_last(execution, machine):
             outcome: Outcome[Any] = Retry(decision.delay)
-        elif (step := machine.steps.get(execution.step)) is not None and step.on_failure is not None:
-            outcome = Next(step.on_failure)
+        elif (on_failure := _on_failure(execution, machine)) is not None and _is_readable(execution, machine):
+            outcome = Next(on_failure)
         else:
             outcome = Stop(error)
         verdict = _verdict(outcome)
@@ -169,9 +172,15 @@ class Executor:
         """Add the exception behind an outcome, and the dead letter if the instance fails."""
         entry.failure = failure_json(error, execution.attempt, execution.step)
         machine = self._registry.find(execution.fsm, execution.version).definition
-        if entry.kind == "stop" and not isinstance(error, Discard):
-            is_used_up = _is_last(execution, machine) and _is_retried(error, execution, machine)
-            entry.cause = "exhausted" if is_used_up else "error"
+        if entry.kind == "stop" and not _is_readable(execution, machine):
+            # Undo steps read the same state, so they would fail as well. A retry continues at this step.
+            entry.skips_undo = True
+        if isinstance(error, Discard):
+            entry.cause = "stop"
+        elif entry.kind == "stop" and _is_last(execution, machine) and _is_retried(error, execution, machine):
+            entry.cause = "exhausted"
+        else:
+            entry.cause = "timeout" if isinstance(error, StepTimeoutError) else "error"
         if entry.kind == "stop" and machine.dead_letter is not None:
             entry.letter = dead_letter(execution, machine, machine.dead_letter, entry.error or "")
         return entry
@@ -237,12 +246,16 @@ class Executor:
         if step.pool == "process" and self._processes is not None:
             return await self._step_in_process(step, execution, machine, self._processes, may_chain=may_chain)
         context = self._open(execution, machine, state_of(execution, machine))
-        if self._middleware:
-            call = partial(self._outcome, step, registered.machine, context)
-            outcome = await wrapped(self._middleware, context, call)()
-        else:
-            value = await self._call(step, registered.machine, context)
-            outcome = checked_outcome(value, machine.name, step.name)
+        try:
+            if self._middleware:
+                call = partial(self._outcome, step, registered.machine, context)
+                outcome = await wrapped(self._middleware, context, call)()
+            else:
+                value = await self._call(step, registered.machine, context)
+                outcome = checked_outcome(value, machine.name, step.name)
+        except BaseException:
+            end_context(context)
+            raise
         return settle(
             execution,
             machine,
@@ -251,6 +264,7 @@ class Executor:
             self._bounds,
             may_chain=may_chain,
             emitted=context.emitted,
+            taken=end_context(context),
         )
 
     async def _step_in_process(
@@ -268,7 +282,7 @@ class Executor:
             execution,
             may_chain=may_chain,
             timeout=_timeout(step, machine.name),
-            content=self.content,
+            channel=self.channel,
         )
         if not self._middleware:
             return (await run())[0]
@@ -284,6 +298,7 @@ class Executor:
                 raise shown
             shown = outcome_of(entry, machine)
             context.state = state_of_end(entry, machine, context.state)
+            mark_taken(context.inbox, set(entry.consumed) - {message.id for message in context.awaited})
             return shown
 
         context = self._open(execution, machine, state_of(execution, machine))
@@ -293,6 +308,8 @@ class Executor:
             if entry is None or error is not shown:
                 raise
             return entry
+        finally:
+            end_context(context)
         if entry is not None and outcome is shown:
             return entry
         return settle(
@@ -303,6 +320,7 @@ class Executor:
             self._bounds,
             may_chain=may_chain,
             emitted=context.emitted,
+            taken=end_context(context),
         )
 
     def _open(
@@ -315,8 +333,7 @@ class Executor:
             state,
             is_strict=is_strict,
             resources=self.resources,
-            content=self.content,
-            wait=waiter(asyncio.get_running_loop()) if execution.needs_load else None,
+            channel=self.channel,
         )
 
     async def _outcome(
@@ -347,7 +364,18 @@ class Executor:
             context = self._open(
                 execution, machine, None if state is STORED_STATE else state, is_strict=False
             )
-            outcome = await self._decide(registered.machine, failure, context)
+            try:
+                outcome = await self._decide(registered.machine, failure, context)
+            except BaseException:
+                end_context(context)
+                raise
+            if (
+                state is STORED_STATE
+                and isinstance(outcome, Next)
+                and outcome.state is KEEP
+                and outcome.step == _on_failure(execution, machine)
+            ):
+                outcome = Stop(failure)  # that step could not read the state either
             current = STORED_STATE if state is STORED_STATE and context.state is None else context.state
             if (
                 isinstance(outcome, Retry)
@@ -364,6 +392,7 @@ class Executor:
                 may_chain=may_chain,
                 error=error,
                 emitted=context.emitted,
+                taken=end_context(context),
             )
             entry.log_line = _log_line_of_failure(execution, machine, failure, outcome)
             return self._failed(entry, execution, failure)
@@ -409,11 +438,34 @@ def _is_last(execution: Execution, machine: MachineDef) -> bool:
     return limit is not None and execution.attempt + 1 >= limit
 
 
+def _on_failure(execution: Execution, machine: MachineDef) -> str | None:
+    step = machine.steps.get(execution.step)
+    return None if step is None else step.on_failure
+
+
+def _is_readable(execution: Execution, machine: MachineDef) -> bool:
+    """Whether the stored state can be upgraded and decoded."""
+    try:
+        state_of(execution, machine)
+    except CodecError:
+        return False
+    return True
+
+
 def _is_retried(error: BaseException, execution: Execution, machine: MachineDef) -> bool:
     """Whether the retry policy of the step retries this exception, attempts permitting."""
     step = machine.steps.get(execution.step)
     retry = step.retry if step is not None else None
     return retry is None or isinstance(error, RetryAfter) or retry.retries(error)
+
+
+def _has_lost_lease(error: BaseException, execution: Execution) -> bool:
+    """Whether the step has learned that another execution runs it now: there is nothing to handle."""
+    return (
+        isinstance(error, LeaseLostError)
+        and error.id == execution.id
+        and error.step_seq == execution.step_seq + 1
+    )
 
 
 def _timeout(step: StepDef, machine: str) -> StepTimeoutError | None:

@@ -363,8 +363,14 @@ class Flusher:
             else:
                 self._unfinished.append(entry)
                 self._arrived.set()
-            self._wakes.ended_or_parked()
+            self._wakes.ended_or_parked([entry.id])
+            self._wakes.changed([entry.id])
         return result
+
+    def close(self) -> None:
+        """Give up outcomes whose rows are still locked by other transactions: their leases expire."""
+        for task in self._separate:
+            task.cancel()
 
     async def finish(self) -> None:
         """Mark executions with effects as DONE. If this fails or the process dies, the reaper does it later."""
@@ -449,7 +455,9 @@ class Flusher:
                 has_ended_or_parked = has_ended_or_parked or result.status in _ENDED_OR_PARKED
                 has_events = has_events or bool(self._recorder.events(entry))
         if has_ended_or_parked:
-            self._wakes.ended_or_parked()
+            self._wakes.ended_or_parked([entry.execution.id for entry in entries])
+        if self._wakes.is_watching():
+            self._wakes.changed([entry.execution.id for entry in entries])
         if has_events:
             self._wakes.events()
 
@@ -463,8 +471,8 @@ def _may_follow_a_commit(error: StatementError) -> bool:
 
 
 def _touches_other_rows(entry: CommitEntry) -> bool:
-    """Whether its commit locks rows that are not in the batch: the next row of a key, or children."""
-    return entry.execution.concurrency_key is not None or bool(entry.children)
+    """Whether its commit locks rows that are not in the batch: the next row of a key, children, or a bucket."""
+    return entry.execution.concurrency_key is not None or bool(entry.children) or entry.returns_tokens
 
 
 def _refused(entry: CommitEntry, error: StatementError) -> CommitEntry:

@@ -7,20 +7,28 @@ table of leases.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Final
 
-from .._core.model import Lease
+from .._core.model import Execution, Lease
 from .._db.failures import StatementError
 from .._db.lease import mark_started, renew, watch
 from .._db.pool import Database
 from .._db.reply_timeouts import ReplyTimeouts
+from .._db.workers import blocked as register_blocked
+from .._db.workers import unblocked
+from .._running import Running
 from ..connections import Dsn
 from .database_status import REPAIR_WITHIN, DatabaseRetry
 from .in_flight import InFlight
+from .loop_watch import LoopWatch
+from .progress_writer import ProgressWriter
+from .registration import alive_for, registration_interval
 from .worker_context import WorkerContext
 
 __all__ = ["Heartbeat"]
@@ -29,6 +37,12 @@ __all__ = ["Heartbeat"]
 # end before. So a start is recorded, and a cancel noticed, within a second.
 _WATCH_AFTER: Final = 0.5
 _WATCH_INTERVAL: Final = 0.5
+# Seconds between two batches of progress.
+_PROGRESS_INTERVAL: Final = 1.0
+# Seconds between two writes of what was executed.
+_COUNTS_INTERVAL: Final = 2.0
+
+_log: Final = logging.getLogger("gen_durable.worker")
 
 
 class Heartbeat:
@@ -38,6 +52,7 @@ class Heartbeat:
         self,
         context: WorkerContext,
         dsn: Dsn,
+        progress: ProgressWriter,
         *,
         on_lease_lost: Callable[[Lease], None],
         on_cancel: Callable[[Lease], None],
@@ -45,6 +60,13 @@ class Heartbeat:
         on_silence: Callable[[], object],
     ) -> None:
         self._dsn = dsn
+        self._progress = progress
+        self._loop_watch = LoopWatch(context)
+        self._name = context.name
+        self._counts = context.counts
+        # What `workers` says about the event loop, and since when.
+        self._registered: tuple[Running | None, float] | None = None
+        self._registered_at = 0.0
         self._settings = context.settings
         self._shortest = context.shortest_lease
         self._database_status = context.database_status
@@ -100,13 +122,14 @@ class Heartbeat:
         stop = asyncio.Event()
         self._thread_loop = (asyncio.get_running_loop(), stop)
         self._ready.set()
-        # A pool of one connection: opened with the first lease, and again after it breaks.
+        # Two connections, so that no renewal waits for a write of progress. One is opened with the first lease, and
+        # again after it breaks; the other one only if both are used at once.
         settings = self._settings
         database = await Database.open(
             self._dsn,
             settings.schema,
             connect_now=False,
-            size=1,
+            size=2,
             name="the heartbeat",
             reply_timeouts=ReplyTimeouts.of_heartbeat(self._shortest),
             pooler=settings.pooler,
@@ -119,6 +142,9 @@ class Heartbeat:
             is_vital=True,
             repair_within=min(REPAIR_WITHIN, self._shortest.total_seconds()),
         )
+        side_tasks = [asyncio.get_running_loop().create_task(self._write_progress(database))]
+        if (watch_interval := self._loop_watch.interval) is not None:
+            side_tasks.append(asyncio.get_running_loop().create_task(self._watch_event_loop(watch_interval)))
         # Twice per renewal interval, renew the leases that are half an interval old: none gets older than one interval.
         pause = interval = min(settings.renew_after(self._shortest).total_seconds() / 2, _WATCH_INTERVAL)
         while not await _is_set_within(stop, pause):
@@ -130,12 +156,55 @@ class Heartbeat:
             else:
                 retry.succeeded()
         self._thread_loop = None
+        for task in side_tasks:
+            task.cancel()
         await database.close()
 
     def _report_silence(self) -> None:
         """Let the worker check its connections: the same fault has probably broken them."""
         with suppress(RuntimeError):  # the worker's loop is closed
             self._loop.call_soon_threadsafe(self._on_silence)
+
+    async def _write_progress(self, database: Database) -> None:
+        counted_at = time.monotonic()
+        while True:
+            await asyncio.sleep(_PROGRESS_INTERVAL)
+            try:
+                await self._progress.write(database, self._is_running)
+                await self._write_blocked(database)
+                if time.monotonic() - counted_at >= _COUNTS_INTERVAL:
+                    counted_at = time.monotonic()
+                    await self._counts.write(database, self._name, self._clock)
+            except Exception:  # noqa: BLE001 - a bug in it must not end the renewals
+                _log.exception("progress and counts not stored")
+
+    async def _write_blocked(self, database: Database) -> None:
+        """Register which step blocks the event loop: on a change, and as often as the event loop would register."""
+        blocked = self._loop_watch.blocked
+        step = None if blocked is None else blocked[0]
+        is_same = (blocked is None) == (self._registered is None)
+        now = time.monotonic()
+        is_due = now - self._registered_at >= registration_interval(self._settings).total_seconds()
+        if is_same and (self._registered is None or (self._registered[0] is step and not is_due)):
+            return
+        length = alive_for(self._settings)
+        plan = (
+            unblocked(self._name, length)
+            if blocked is None
+            else register_blocked(self._name, length, step, timedelta(seconds=blocked[1]))
+        )
+        with suppress(StatementError):  # repeated by the next round
+            await database.run(plan)
+            self._registered, self._registered_at = blocked, now
+
+    async def _watch_event_loop(self, interval: float) -> None:
+        while True:
+            await asyncio.sleep(interval)
+            self._loop_watch.check(self._all_kept())
+
+    def _is_running(self, execution: Execution) -> bool:
+        one = self._kept.get(execution.lease)
+        return one is not None and one.execution.step_seq == execution.step_seq
 
     async def _beat_once(self, database: Database) -> None:
         if due := self._due():

@@ -109,6 +109,8 @@ class Picker(Service):
         if not self._may_have_more:
             self._capacity.withdraw()
         self._report(len(ready), demand)
+        if undo_steps := self._context.registry.undo_steps:
+            await self._report_undo([one.execution for one in ready if one.execution.step in undo_steps])
         self._blocked_keys = 0
         if ready:
             self._last_work = time.monotonic()
@@ -279,6 +281,18 @@ class Picker(Service):
         idle = min(1.0, (time.monotonic() - self._last_work) / _IDLE_AFTER)
         pause = max(self._settings.min_poll_interval, self._settings.poll_interval * idle)
         return pause * random.uniform(0.9, 1.0)
+
+    async def _report_undo(self, executions: list[Execution]) -> None:
+        """Report the undo that clients have started: no worker has seen the cancel of a waiting instance."""
+        if not executions:
+            return
+        try:
+            started = await self._database.run(picks.undo_starts(executions))
+        except StatementError:
+            return  # the executions run; telemetry may be lost
+        for one in executions:
+            if (step := started.get(one.id)) is not None:
+                self._runner.undo_started(one, step)
 
     def _report(self, count: int, demand: int) -> None:
         telemetry, queue = self._telemetry, self._source.label

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
@@ -16,9 +16,19 @@ from ..config import Settings
 from .database_status import DatabaseStatus
 from .service import Service
 
-__all__ = ["Registration"]
+__all__ = ["Registration", "alive_for", "registration_interval"]
 
 _MIN_INTERVAL: Final = timedelta(seconds=1)
+
+
+def registration_interval(settings: Settings) -> timedelta:
+    """Return the time between two registrations of a worker."""
+    return max(settings.renew_after(), _MIN_INTERVAL)
+
+
+def alive_for(settings: Settings) -> timedelta:
+    """Return how long a worker counts as live after a registration."""
+    return 3 * registration_interval(settings)
 
 
 class Registration(Service):
@@ -32,11 +42,14 @@ class Registration(Service):
         settings: Settings,
         database_status: DatabaseStatus,
         worker_row: workers.WorkerRow,
+        in_flight: Callable[[], int],
     ) -> None:
         super().__init__(database_status)
         self._database = database
-        self._interval = max(settings.renew_after(), _MIN_INTERVAL)
+        self._interval = registration_interval(settings)
+        self._alive_for = alive_for(settings)
         self._worker_row = worker_row
+        self._in_flight = in_flight
         self._is_draining = False
         # One statement at a time: an older one that arrives late would withdraw what a newer one confirms.
         self._lock = asyncio.Lock()
@@ -64,7 +77,11 @@ class Registration(Service):
     def plan(self) -> Plan[None]:
         """Register the worker."""
         return workers.announce(
-            self._worker_row, 3 * self._interval, is_draining=self._is_draining, paused=self._paused
+            self._worker_row,
+            self._alive_for,
+            in_flight=self._in_flight(),
+            is_draining=self._is_draining,
+            paused=self._paused,
         )
 
     def drain(self) -> None:

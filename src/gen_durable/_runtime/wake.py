@@ -1,4 +1,4 @@
-"""Wake-ups within one process: a queue has work, an instance has ended or parked, the outbox has events.
+"""Wake-ups within one process: a queue has work, an instance has changed, the outbox or a stream has grown.
 
 A wake-up is a hint: it may be lost or wrong, and its receiver reads the database. Work of other processes is found by
 polling.
@@ -6,7 +6,7 @@ polling.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 __all__ = ["Wakes"]
 
@@ -18,10 +18,15 @@ class Wakes:
         # Written only while the worker starts.
         self._queues: dict[str, Callable[[], None]] = {}
         self._any: list[Callable[[], None]] = []
-        self._ended_or_parked: list[Callable[[], None]] = []
+        self._ended_or_parked: list[Callable[[Sequence[int]], None]] = []
         self._events: list[Callable[[], None]] = []
+        self._items: list[Callable[[], None]] = []
         self.is_awaited: Callable[[int], bool] = lambda _: False
         """Whether the client waits for an instance. It then reads the instance and deletes it if it is not kept."""
+        self.is_watching: Callable[[], bool] = lambda: False
+        """Whether the client watches instances. Only then `changed` is called."""
+        self.changed: Callable[[Sequence[int]], None] = lambda _: None
+        """Wake those that watch these instances."""
 
     def on_work(self, queue: str, wake: Callable[[], None]) -> None:
         """Call `wake` when this queue may have work."""
@@ -31,13 +36,22 @@ class Wakes:
         """Call `wake` when any queue may have work."""
         self._any.append(wake)
 
-    def on_ended_or_parked(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when an instance has ended or parked."""
+    def on_ended_or_parked(self, wake: Callable[[Sequence[int]], None]) -> None:
+        """Call `wake` with the ids of a commit in which instances have ended or parked."""
         self._ended_or_parked.append(wake)
 
     def on_events(self, wake: Callable[[], None]) -> None:
         """Call `wake` when an outcome has written events to the outbox."""
         self._events.append(wake)
+
+    def on_items(self, wake: Callable[[], None]) -> None:
+        """Call `wake` when items were appended to streams."""
+        self._items.append(wake)
+
+    def items(self) -> None:
+        """Wake the readers of streams: there are new items."""
+        for wake in self._items:
+            wake()
 
     def events(self) -> None:
         """Wake the dispatchers: the outbox has new events."""
@@ -52,7 +66,7 @@ class Wakes:
             for wake in self._any:
                 wake()
 
-    def ended_or_parked(self) -> None:
-        """Wake the waiting clients: an instance has ended or parked."""
+    def ended_or_parked(self, ids: Sequence[int]) -> None:
+        """Wake the waiting clients: some of these instances have ended or parked."""
         for wake in self._ended_or_parked:
-            wake()
+            wake(ids)

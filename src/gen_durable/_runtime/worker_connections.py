@@ -30,7 +30,8 @@ class Connections:
     """For calls of the worker as a client, dispatchers and vacuum."""
     picks: Database
     commits: Database
-    """For batches, at most two at a time; also to gate rows, and to look up outcomes and leases after an error."""
+    """For batches, at most two at a time, and items of streams; also to gate rows, and to look up outcomes and leases
+    after an error."""
     slow_commits: Database
     """For outcomes that wait for a locked row, or are large."""
     effects: Database
@@ -86,7 +87,7 @@ class Connections:
             dsn=server.dsn,
             client=client,
             # First: only this one connects, so it is the only one that can fail.
-            commits=await pool("commits", 3, connect_now=True, lock_timeout=Flusher.BATCH_LOCK_TIMEOUT),
+            commits=await pool("commits", 4, connect_now=True, lock_timeout=Flusher.BATCH_LOCK_TIMEOUT),
             picks=await pool("picks", max(1, min(sources, _MAX_PICKS))),
             services=await pool("services", 2),
             slow_commits=await pool("slow commits", 4, lock_timeout=Flusher.SEPARATE_LOCK_TIMEOUT),

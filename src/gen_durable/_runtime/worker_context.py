@@ -12,6 +12,7 @@ from ..config import Settings
 from ..telemetry import Telemetry
 from .clock import DatabaseClock
 from .database_status import DatabaseStatus
+from .step_counts import StepCounts
 from .wake import Wakes
 
 __all__ = ["WorkerContext"]
@@ -28,6 +29,7 @@ class WorkerContext:
     wakes: Wakes
     database_status: DatabaseStatus
     clock: DatabaseClock = field(default_factory=DatabaseClock)
+    counts: StepCounts = field(default_factory=StepCounts)
 
     @cached_property
     def leases(self) -> Leases:

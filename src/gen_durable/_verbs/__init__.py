@@ -6,6 +6,19 @@ Plans of changes return two values: the result, and the queues that have work no
 from __future__ import annotations
 
 from . import schedules
+from .batches import (
+    BatchRun,
+    check_machines,
+    get_batch,
+    list_batches,
+    preview_batch,
+    preview_matching,
+    start_batch,
+    start_matching,
+    start_replay,
+    stop_batch,
+    verb_of,
+)
 from .common import definition_of_target, read, resolve
 from .control import (
     cancel,
@@ -21,71 +34,122 @@ from .control import (
     soft_delete,
 )
 from .edits import check_by_name, check_change, edit
+from .event_tail import EventFollow, events_after
+from .follows import StreamFollow, open_stream
 from .forks import fork
-from .history import audit, audit_level, audit_log, events, replay, set_audit
+from .history import (
+    AuditWho,
+    audit,
+    audit_level,
+    audit_log,
+    audit_page,
+    event_page,
+    events,
+    newest_audit,
+    replay,
+    set_audit,
+)
 from .inserts import given_state, insert, insert_all
 from .named_inserts import NamedResult, check_registered, insert_named
 from .operations import (
     PauseConfirmation,
+    census,
     check,
     doctor,
     limits,
+    machine_facts,
     pause_confirmation,
     pause_queue,
     queues,
+    registered_machines,
     remove_limit,
     resume_queue,
+    sampled_failures,
     set_limit,
     set_queue,
+    stats,
+    stored_graphs,
     workers,
 )
-from .reads import Filters, children, count, executions, explain, get, page
+from .rates import edge_rates, rates, step_rates
+from .reads import Filters, children, count, executions, explain, get, newest_executions, page, timeline
+from .searches import complete, find, find_count
 from .signals import receive, signal, signal_with_reason
+from .tail import Tail
 from .transitions import history_of
-from .waits import Poll, Wait, checked_until, current
+from .waits import UNTIL_WORDS, Poll, Wait, checked_until, current
+from .watches import WatchFollow, change_of, open_watch
 
 __all__ = [
+    "UNTIL_WORDS",
+    "AuditWho",
+    "BatchRun",
+    "EventFollow",
     "Filters",
     "NamedResult",
     "PauseConfirmation",
     "Poll",
+    "StreamFollow",
+    "Tail",
     "Wait",
+    "WatchFollow",
     "audit",
     "audit_level",
     "audit_log",
+    "audit_page",
     "cancel",
     "cancel_all",
     "cancel_batch",
+    "census",
+    "change_of",
     "check",
     "check_by_name",
     "check_change",
+    "check_machines",
     "check_registered",
     "checked_until",
     "children",
+    "complete",
     "count",
     "current",
     "definition_of_target",
     "delete_all",
     "delete_batch",
     "doctor",
+    "edge_rates",
     "edit",
+    "event_page",
     "events",
+    "events_after",
     "executions",
     "explain",
+    "find",
+    "find_count",
     "fork",
     "get",
+    "get_batch",
     "given_state",
     "history_of",
     "insert",
     "insert_all",
     "insert_named",
     "limits",
+    "list_batches",
+    "machine_facts",
+    "newest_audit",
+    "newest_executions",
+    "open_stream",
+    "open_watch",
     "page",
     "pause_confirmation",
     "pause_queue",
+    "preview_batch",
+    "preview_matching",
     "queues",
+    "rates",
     "read",
     "receive",
+    "registered_machines",
     "remove_limit",
     "replay",
     "resolve",
@@ -95,6 +159,7 @@ __all__ = [
     "retry",
     "retry_all",
     "retry_batch",
+    "sampled_failures",
     "schedules",
     "set_audit",
     "set_limit",
@@ -102,5 +167,14 @@ __all__ = [
     "signal",
     "signal_with_reason",
     "soft_delete",
+    "start_batch",
+    "start_matching",
+    "start_replay",
+    "stats",
+    "step_rates",
+    "stop_batch",
+    "stored_graphs",
+    "timeline",
+    "verb_of",
     "workers",
 ]

@@ -8,18 +8,20 @@ from typing import Any, Final
 from .._checks import checked_name
 from .._core.hydration import instance_of
 from .._db import snapshots
-from .._db.plan import Plan
+from .._db.plan import Plan, Row
 from ..definition import MachineDef, definition_of
 from ..errors import NoTargetError, UsageError
 from ..instance import Instance
 from ..outcome import reason_text
-from ..refs import Ref, Target, target_value
+from ..refs import Insertable, Ref, Target, target_value
 
 __all__ = [
     "MAX_PAGE",
     "checked_actor",
     "checked_reason",
     "definition_of_target",
+    "found",
+    "machine_name",
     "of_machine",
     "read",
     "resolve",
@@ -33,15 +35,28 @@ def resolve(target: Target, verb: str) -> Plan[int]:
     value = target_value(target)
     if isinstance(value, int):
         return value
-    row = yield from snapshots.get(value)
-    if row is None:
-        raise NoTargetError(value, verb)
-    id: int = row["id"]
+    id: int = (yield from found(target, verb))["id"]
     return id
 
 
-def definition_of_target(target: Target) -> MachineDef | None:
-    """Return the machine of a reference; `None` for an id or a key."""
+def found(target: Target, verb: str) -> Plan[Row]:
+    """Return the row of a target; raise NoTargetError if there is none."""
+    value = target_value(target)
+    row = yield from snapshots.get(value)
+    if row is None:
+        raise NoTargetError(value, verb)
+    return row
+
+
+def machine_name(machine: Insertable[Any, Any] | str) -> str:
+    """Return the name of a machine that is given as such or by name."""
+    return checked_name(machine if isinstance(machine, str) else definition_of(machine).name, "the machine")
+
+
+def definition_of_target(target: Target, machine: Insertable[Any, Any] | None = None) -> MachineDef | None:
+    """Return a given machine, or else that of a reference; `None` for an id or a key."""
+    if machine is not None:
+        return definition_of(machine)
     return definition_of(target.definition) if isinstance(target, Ref) else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from .._db import control, snapshots
+from .._db import control
 from .._db.plan import Plan
 from .._typing import KEEP
 from ..config import Settings
@@ -26,7 +26,7 @@ from ..instance import (
     Status,
 )
 from ..refs import Insertable, Target, target_value
-from .common import checked_actor, checked_reason, definition_of_target, resolve
+from .common import checked_actor, checked_reason, definition_of_target, found, resolve
 from .edits import check_change
 from .reads import filter_of
 
@@ -133,7 +133,7 @@ def cancel_all(
     autocommit: bool,
 ) -> Plan[tuple[int, set[str]]]:
     """Cancel all live instances that match; return how many."""
-    wanted = filter_of(machine, {"status": LIVE_STATUSES, **filters})
+    wanted = yield from filter_of(machine, filters, LIVE_STATUSES, is_change=True)
     why, who = checked_reason(reason), checked_actor(actor)
     count, queues = 0, set[str]()
 
@@ -172,7 +172,7 @@ def delete_all(
     autocommit: bool,
 ) -> Plan[tuple[int, set[str]]]:
     """Soft-delete all instances that match; return how many."""
-    wanted = filter_of(machine, filters)
+    wanted = yield from filter_of(machine, filters, is_change=True)
     why, who = checked_reason(reason), checked_actor(actor)
     count, queues = 0, set[str]()
 
@@ -222,9 +222,7 @@ def retry(
     if state is KEEP and step is None:
         id = yield from resolve(target, "retry")
     else:
-        row = yield from snapshots.get(target_value(target))
-        if row is None:
-            raise NoTargetError(target_value(target), "retry")
+        row = yield from found(target, "retry")
         id = row["id"]
         text, name = yield from check_change(row, definition_of_target(target), state, step, settings)
     results, queues = yield from retry_batch([id], text, name, why, who, autocommit=autocommit)
@@ -245,7 +243,7 @@ def retry_all(
 
     Newest first: children before their parents, which then wait for them.
     """
-    wanted = filter_of(machine, {"status": (Status.FAILED, Status.CANCELLED), **filters})
+    wanted = yield from filter_of(machine, filters, (Status.FAILED, Status.CANCELLED), is_change=True)
     why, who = checked_reason(reason), checked_actor(actor)
     count, queues = 0, set[str]()
 

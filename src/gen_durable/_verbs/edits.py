@@ -10,17 +10,17 @@ import msgspec
 from .._checks import checked_int
 from .._core import schemas
 from .._core.codec import convert, encode
-from .._db import control, machines, snapshots
+from .._db import control, machines
 from .._db.plan import Plan
 from .._typing import KEEP
 from ..config import Settings
-from ..definition import MachineDef, StepRef, definition_of, step_name
+from ..definition import MachineDef, StepRef, step_name
 from ..errors import EncodeError, NoTargetError, UnknownStepError, UsageError
 from ..instance import Edited, EditResult, NotEdited, Status
-from ..refs import Insertable, Target, target_value
-from .common import checked_actor, checked_reason, definition_of_target, of_machine
+from ..refs import Insertable, Target
+from .common import checked_actor, checked_reason, definition_of_target, found, of_machine
 
-__all__ = ["check_by_name", "check_change", "edit"]
+__all__ = ["check_by_name", "check_change", "check_schema", "edit"]
 
 
 def edit(
@@ -43,10 +43,8 @@ def edit(
     if expected_step_seq is not None:
         checked_int(expected_step_seq, "expected_step_seq", 0, 2**63 - 1)
     why, who = checked_reason(reason), checked_actor(actor)
-    row = yield from snapshots.get(target_value(target))
-    if row is None:
-        raise NoTargetError(target_value(target), "edit")
-    definition = definition_of_target(target) if machine is None else definition_of(machine)
+    row = yield from found(target, "edit")
+    definition = definition_of_target(target, machine)
     text, name = yield from check_change(row, definition, state, step, settings, validate=validate)
     answer = yield from control.edit(
         row["id"],
@@ -88,10 +86,10 @@ def check_change(
     text = None if state is KEEP else encode(convert(state, type_, what), type_, what, settings.max_payload)
     name = None if step is None else step_name(step)
     if known is not None and name is not None:
-        found = known.find_step(name)
-        if found is None:
+        known_step = known.find_step(name)
+        if known_step is None:
             raise UnknownStepError(known.name, name, tuple(known.steps))
-        name = found.name
+        name = known_step.name
     if known is None and validate and (text, name) != (None, None):
         yield from check_by_name(row["fsm"], row["fsm_version"], text, name)
     return text, name
@@ -112,9 +110,16 @@ def check_by_name(
     if step is not None and machine.steps is not None and step not in machine.steps:
         raise UnknownStepError(fsm, step, machine.steps)
     schema = machine.state_schema
-    if state is None or schema is None or not schemas.is_available():
+    if state is None or schema is None:
         return
     if state == "{}" and schema.get("type") == "null":
         return  # the default of the command line, which a job without payload ignores
-    if problem := schemas.violation(msgspec.json.decode(state), schema):
-        raise EncodeError(what, f"{fsm} version {version}", problem)
+    check_schema(state, schema, what, machine)
+
+
+def check_schema(
+    text: str, schema: Any, what: str, machine: machines.RegisteredMachine, declared: str = ""
+) -> None:
+    """Check JSON text against a schema of a machine; without the extra `cli`, do nothing."""
+    if schemas.is_available() and (problem := schemas.violation(msgspec.json.decode(text), schema)):
+        raise EncodeError(what, f"{declared}{machine.name} version {machine.version}", problem)

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from .._checks import checked_int
-from .._db import control, snapshots
-from .._db.plan import Plan
+from .._db import control, history
+from .._db.plan import Plan, Row
+from .._typing import KEEP
 from ..config import Settings
-from ..definition import StepRef, definition_of
+from ..definition import StepRef
 from ..errors import NoTargetError, UsageError
 from ..instance import Forked, Status
-from ..refs import Insertable, Key, Target, key_text, target_value
-from .common import checked_actor, checked_reason, definition_of_target
+from ..refs import Insertable, Key, Target, key_text
+from .common import checked_actor, checked_reason, definition_of_target, found
 from .edits import check_change
 
 __all__ = ["fork"]
@@ -21,15 +22,17 @@ __all__ = ["fork"]
 _PROBLEMS: Final[Mapping[str, tuple[str, str]]] = {
     "collected": ("retention has removed its state", "pass state="),
     "children": (
-        "it waits for children, which a fork does not have",
-        "fork at an earlier transition, which schedules them again, or pass step=",
+        "its next step joins children, which a fork does not have",
+        "fork at the transition before, to schedule them again, or pass step=",
     ),
     "unknown": ("it has not made this transition", "give a smaller at="),
+    "undone": ("it runs undo steps, or has run them", "fork at an earlier transition, or pass step="),
     "not_kept": (
         "the state after this transition was not kept",
-        'pass state=; machines keep states with history="all"',
+        'pass state=; states are kept for machines with history="all"',
     ),
     "no_step": ("the step after this transition was not recorded", "pass step="),
+    "upgraded": ("it has another version now than the one that state and step were checked for", "repeat it"),
     "key_taken": ("another instance has the given key", "give another key"),
 }
 
@@ -52,16 +55,19 @@ def fork(
     if at is not None:
         checked_int(at, "at", 0, 2**63 - 1)
     why, who = checked_reason(reason), checked_actor(actor)
-    row = yield from snapshots.get(target_value(target))
-    if row is None:
-        raise NoTargetError(target_value(target), "fork")
-    definition = definition_of_target(target) if machine is None else definition_of(machine)
+    row = yield from found(target, "fork")
+    definition = definition_of_target(target, machine)
+    version = None
+    if state is not KEEP or step is not None:
+        version = yield from _version(row, at)
+        row = {**row, "fsm_version": version}
     text, name = yield from check_change(row, definition, state, step, settings, validate=validate)
     answer = yield from control.fork(
         row["id"],
         at,
         text,
         name,
+        expected_version=version,
         correlation_key=None if correlation_key is None else key_text(correlation_key, "correlation_key"),
         unique_key=None if unique_key is None else key_text(unique_key, "unique_key").encode(),
         reason=why,
@@ -75,3 +81,12 @@ def fork(
         raise UsageError(f"cannot fork instance {row['id']}{place}: {problem}", advice)
     status = Status(answer["status"])
     return Forked(answer["id"], row["id"], answer["step_seq"], status), {answer["queue"]}
+
+
+def _version(row: Row, at: int | None) -> Plan[int]:
+    """The version of a fork: that of the state after the transition, or of the origin if that was not kept."""
+    made = None
+    if at is not None and at < row["step_seq"]:
+        made = yield from history.state_version(row["id"], at)
+    version: int = row["fsm_version"] if made is None else made
+    return version

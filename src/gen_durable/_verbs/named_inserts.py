@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .._db import audit, insert_by_name, snapshots
+from .._db import audit, insert_by_name, machines, snapshots
 from .._db.insert_by_name import NamedInsert
 from .._db.plan import Plan
 from .._dictionary import did_you_mean
@@ -45,7 +45,10 @@ def insert_named(
 
 
 def check_registered(new: NamedInsert) -> Plan[int]:
-    """Reject a machine or version that no worker has registered: no worker would run it. Returns the version."""
+    """Reject a machine or version that no worker has registered: no worker would run it. Returns the version.
+
+    Also rejects an insert without a key that its machine computes from the state.
+    """
     known = yield from insert_by_name.known_versions()
     versions = known.get(new.fsm)
     if versions is None:
@@ -60,4 +63,13 @@ def check_registered(new: NamedInsert) -> Plan[int]:
             f"(registered: {', '.join(map(str, versions))})",
             "start its worker once",
         )
-    return max(versions) if new.version is None else new.version
+    version = max(versions) if new.version is None else new.version
+    machine = yield from machines.registered(new.fsm, version)
+    for name in machine.computed:
+        if getattr(new, name) is None:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"machine '{new.fsm}' computes {name} from the state, which needs its code",
+                f'give {option} KEY, or {option} "" for none',
+            )
+    return version

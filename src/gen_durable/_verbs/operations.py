@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from .._checks import checked_int, checked_name
 from .._core.registry import Machines, Registry
+from .._db import census as counted
 from .._db import compatibility
 from .._db import doctor as doctors
 from .._db import limits as stored_limits
+from .._db import machines as stored_machines
+from .._db import stats as statistics
 from .._db import workers as stored_workers
 from .._db.plan import Plan
 from .._dictionary import did_you_mean
@@ -20,21 +23,29 @@ from ..config import Settings
 from ..errors import PauseTimeoutError, UsageError
 from ..findings import Finding
 from ..limits import Limit, LimitKind, checked_limits, limit_name
-from ..operations import QueueControl, QueueStatus, WorkerInfo
-from .common import checked_actor, checked_reason
+from ..operations import MachineInfo, QueueControl, QueueStatus, WorkerInfo
+from ..refs import Insertable
+from ..stats import Census, FailureGroup, Stats
+from .common import checked_actor, checked_reason, machine_name
 
 __all__ = [
     "PauseConfirmation",
+    "census",
     "check",
     "doctor",
     "limits",
+    "machine_facts",
     "pause_confirmation",
     "pause_queue",
     "queues",
+    "registered_machines",
     "remove_limit",
     "resume_queue",
+    "sampled_failures",
     "set_limit",
     "set_queue",
+    "stats",
+    "stored_graphs",
     "workers",
 ]
 
@@ -51,7 +62,39 @@ def doctor(settings: Settings) -> Plan[Sequence[Finding]]:
 def check(machines: Machines, *, every: bool) -> Plan[Sequence[Finding]]:
     """Find live instances that these machines cannot run."""
     registry = Registry(machines, makes_objects=False)
+    if not len(registry):
+        raise UsageError("check got no machine", "pass machine classes, jobs, or modules that define them")
     return (yield from compatibility.compare(registry, sample=None if every else _SAMPLE))
+
+
+def registered_machines() -> Plan[Sequence[MachineInfo]]:
+    """Return the machines that workers have registered."""
+    return (yield from stored_machines.list_machines())
+
+
+def machine_facts(name: str, version: int) -> Plan[stored_machines.RegisteredMachine]:
+    """Return what a worker has registered about one version of a machine."""
+    return (yield from stored_machines.registered(name, version))
+
+
+def stored_graphs(name: str | None = None) -> Plan[Sequence[stored_machines.StoredGraph]]:
+    """Return the graphs that workers have stored, of one machine or of all machines, by name and version."""
+    return (yield from stored_machines.stored_graphs(name))
+
+
+def sampled_failures() -> Plan[tuple[FailureGroup, ...]]:
+    """Group the failures of a sample of the newest executions, most first."""
+    return (yield from statistics.failures())
+
+
+def stats() -> Plan[Stats]:
+    """Compute statistics."""
+    return (yield from statistics.stats())
+
+
+def census(machine: Insertable[Any, Any] | str | None) -> Plan[Census]:
+    """Count the instances of one machine, or of all machines, by version, state and step."""
+    return (yield from counted.census(None if machine is None else machine_name(machine)))
 
 
 def workers() -> Plan[Sequence[WorkerInfo]]:

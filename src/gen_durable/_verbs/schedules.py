@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from .._checks import checked_name
 from .._core.new_rows import new_instance
 from .._db import schedules
+from .._db.insert_by_name import NamedInsert
 from .._db.plan import Plan, Row
+from .._timetable import checked_cron, checked_interval, checked_zone
 from ..config import Settings
+from ..definition import definition_of
 from ..errors import UsageError
-from ..schedules import Schedule, ScheduleRecord, Triggered
+from ..schedules import Missed, Overlap, Schedule, ScheduleRecord, Triggered, check_policies
 from .common import checked_actor, checked_reason
+from .named_inserts import check_registered
 
 __all__ = [
     "definitions",
@@ -24,11 +28,14 @@ __all__ = [
     "get",
     "pause",
     "put",
+    "put_by_name",
     "put_definition",
     "record_of",
     "resume",
     "trigger",
 ]
+
+_NOW: Final = timedelta(0)
 
 
 def definitions(declared: Iterable[Schedule], settings: Settings) -> list[schedules.Definition]:
@@ -55,6 +62,45 @@ def put_definition(
     """Store the definition of a schedule."""
     yield from schedules.put(definition, ahead, **_why(reason, actor))
     return (yield from get(definition.name)), set()
+
+
+def put_by_name(
+    name: str,
+    machine: str,
+    state: str,
+    options: Mapping[str, Any],
+    *,
+    cron: str | None,
+    every: timedelta | None,
+    tz: str,
+    missed: Missed,
+    overlap: Overlap,
+    reason: str | None,
+    actor: str | None,
+) -> Plan[tuple[ScheduleRecord, set[str]]]:
+    """Store a schedule of a machine that a worker has registered. `options` are those of an insert, without `None`.
+
+    An empty concurrency key or rate limit means none, also if the machine has a default.
+    """
+    checked_name(machine, "the machine")
+    if (cron is None) == (every is None):
+        raise UsageError(f"schedule '{name}' needs one of cron and every", "give one of them")
+    check_policies(missed, overlap)
+    emptied = {key: None for key in ("concurrency_key", "rate_limit") if options.get(key) == ""}
+    definition = schedules.Definition(
+        name=_checked(name),
+        cron=None if cron is None else checked_cron(cron, tz),
+        every=None if every is None else checked_interval(every),
+        tz=checked_zone(tz),
+        missed=missed,
+        overlap=overlap,
+        spec=msgspec.json.encode(
+            {"fsm": machine, "state": msgspec.Raw(state.encode()), **options, **emptied}
+        ).decode(),
+    )
+    keys = {key: options.get(key) for key in ("concurrency_key", "rate_limit")}
+    yield from check_registered(NamedInsert(fsm=machine, state=state, version=options.get("version"), **keys))
+    return (yield from put_definition(definition, _NOW, reason, actor))
 
 
 def get(name: str) -> Plan[ScheduleRecord]:
@@ -168,4 +214,8 @@ def _spec(schedule: Schedule, settings: Settings) -> str:
         element["correlation_scope"] = values.correlation_scope
     if new.unique_key is not None:
         element["unique_scope"] = values.unique_scope
-    return msgspec.json.encode({name: value for name, value in element.items() if value is not None}).decode()
+    defaults = definition_of(schedule.spec.definition).defaults
+    # None is stored where the machine has a default, which would apply otherwise.
+    kept = {name for name in ("concurrency_key", "rate_limit") if getattr(defaults, name) is not None}
+    given = {name: value for name, value in element.items() if value is not None or name in kept}
+    return msgspec.json.encode(given).decode()

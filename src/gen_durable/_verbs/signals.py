@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from .._checks import checked_key, checked_name
 from .._core.codec import encode
-from .._db import audit, signals
+from .._db import audit, machines, signals, snapshots
 from .._db.plan import Plan
 from .._tracing import traceparent_of_signal
 from ..config import Settings
@@ -15,6 +17,7 @@ from ..instance import Delivered, Delivery, DuplicateSignal
 from ..refs import Key, Target, key_text, target_value
 from ..signals import Signal
 from .common import checked_actor, checked_reason
+from .edits import check_schema
 
 __all__ = ["receive", "signal", "signal_with_reason"]
 
@@ -42,19 +45,40 @@ def signal(
 def signal_with_reason(
     target: Target,
     name: str,
-    payload: Any,
+    payload: str,
     dedup_key: Key | None,
     settings: Settings,
     reason: str | None,
     actor: str | None,
+    *,
+    validate: bool,
 ) -> Plan[Delivery]:
-    """Deliver a signal, with actor and reason in its audit event. Needs a transaction."""
-    delivery, _ = yield from signal(target, name, payload, dedup_key, settings)
+    """Deliver a signal with JSON text as payload, and with actor and reason in its audit event. Needs a transaction.
+
+    With `validate`, the payload is checked against what a worker has registered about the machine of the target. A
+    signal that the machine does not declare is not checked.
+
+    Raises:
+        EncodeError: the payload does not match the schema of the signal.
+    """
+    if validate:
+        yield from _check_payload(target, name, payload)
+    raw = msgspec.Raw(payload.encode())
+    delivery, _ = yield from signal(target, name, raw, dedup_key, settings)
     if isinstance(delivery, Delivered):
         yield from audit.give_reason(
             delivery.id, "signalled", checked_reason(reason), checked_actor(actor), {"signal": name}
         )
     return delivery
+
+
+def _check_payload(target: Target, name: str, payload: str) -> Plan[None]:
+    row = yield from snapshots.get(target_value(target))
+    if row is None:
+        return
+    machine = yield from machines.registered(row["fsm"], row["fsm_version"])
+    if (schema := machine.signals.get(name)) is not None:
+        check_schema(payload, schema, f"the payload of signal '{name}'", machine, "its type in ")
 
 
 def receive(

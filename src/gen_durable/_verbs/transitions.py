@@ -12,56 +12,62 @@ from .._checks import checked_int
 from .._core.codec import decode
 from .._core.differences import differences
 from .._db import history as records
-from .._db import snapshots
 from .._db.plan import Plan, Row
-from ..errors import NoTargetError
+from ..errors import DecodeError
 from ..instance import StateChange, Transition
-from ..refs import Target, target_value
-from .common import MAX_PAGE
+from ..refs import Target
+from .common import MAX_PAGE, found
 
 __all__ = ["history_of"]
 
 
-def history_of(target: Target, after: int | None, limit: int) -> Plan[Sequence[Transition]]:
-    """Return the transitions of an instance after a number, oldest first; the first one is the insert, number 0."""
+def history_of(
+    target: Target, after: int | None, limit: int, *, most_bytes: int | None = None
+) -> Plan[Sequence[Transition]]:
+    """Return the transitions of an instance after a number, oldest first; the first one is the insert, number 0.
+
+    `most_bytes`: leave out children, and the states of early transitions if all states occupy more.
+    """
     checked_int(limit, "the limit of transitions", 1, MAX_PAGE)
     first = -1 if after is None else checked_int(after, "after", 0, 2**63 - 1)
-    row = yield from snapshots.get(target_value(target))
-    if row is None:
-        raise NoTargetError(target_value(target), "show the history")
-    # From one earlier on, for the difference between states and the time of waiting; to one later, for its step.
-    rows = yield from records.transitions(row["id"], first, limit + 2)
+    row = yield from found(target, "show the history")
+    # From one earlier on, for the difference between states and the time of waiting.
+    states_from = 0
+    if most_bytes is not None:
+        states_from = yield from records.states_within(row["id"], first, limit + 1, most_bytes)
+    rows = yield from records.transitions(row["id"], first, limit + 1, states_from)
     initial = None
-    if first <= 0:
+    if first <= 0 and not states_from:
         initial = yield from records.initial_state(row["id"])
-    rounds = yield from records.children(row["id"])
+    rounds = () if most_bytes is not None else (yield from records.children(row["id"]))
     made = _transitions(row, initial, rows, rounds)
     return [one for one in made if one.step_seq > first][:limit]
 
 
 def _transitions(
-    row: Row, initial: str | None, rows: Sequence[Row], rounds: Sequence[Row]
+    row: Row, initial: Row | None, rows: Sequence[Row], rounds: Sequence[Row]
 ) -> list[Transition]:
     children = _children(rows, rounds)
     made: list[Transition] = []
     if not rows or rows[0]["step_seq"] <= 1:
         first_step = rows[0]["step"] if rows else row["step"] if not row["step_seq"] else None
-        state = initial if initial is not None or row["step_seq"] else row["state"]
+        first = initial
+        if initial is None and not row["step_seq"]:
+            first = {"state": row["state"], "state_version": row["fsm_version"]}
         made.append(
             Transition(
                 step_seq=0,
                 step=None,
                 to=first_step,
                 outcome="insert",
-                state=_decoded(state),
-                has_state=state is not None,
+                **_kept(first),
                 finished_at=row["inserted_at"],
             )
         )
-    known: tuple[int, str | None, datetime] = (0, initial, row["inserted_at"])
-    for index, record in enumerate(rows):
+    begun = None if initial is None else initial["state"]
+    known: tuple[int, str | None, datetime] = (0, begun, row["inserted_at"])
+    for record in rows:
         seq = record["step_seq"]
-        follower = rows[index + 1] if index + 1 < len(rows) else None
         before, since = (known[1], known[2]) if known[0] == seq - 1 else (None, None)
         if record["state_before"] is not None and seq > 1:
             before = record["state_before"]
@@ -69,10 +75,9 @@ def _transitions(
             Transition(
                 step_seq=seq,
                 step=record["step"],
-                to=_next_step(row, seq, follower),
+                to=record["to_step"],
                 outcome=record["outcome"],
-                state=_decoded(record["state"]),
-                has_state=record["state"] is not None,
+                **_kept(record),
                 changes=_changes(before, record["state"]),
                 signals=tuple(record["signals"] or ()),
                 children=tuple(children.get(seq, ())),
@@ -82,32 +87,29 @@ def _transitions(
                 executions=record["executions"],
                 worker=record["lease_owner"],
                 error=record["error"],
+                cause=record["cause"],
             )
         )
         known = (seq, record["state"], record["finished_at"])
     return made
 
 
+def _kept(record: Row | None) -> dict[str, Any]:
+    """The fields of a transition for the state that its record keeps."""
+    if record is None or record["state"] is None:
+        return {}
+    return {"state": _decoded(record["state"]), "version": record["state_version"], "has_state": True}
+
+
 def _children(rows: Sequence[Row], rounds: Sequence[Row]) -> Mapping[int, list[int]]:
     """Assign children to the transitions that scheduled them. Retries and edits move a round to a later number."""
     spawns = [record["step_seq"] for record in rows if record["outcome"] == "schedule_children"]
-    found: defaultdict[int, list[int]] = defaultdict(list)
+    made: defaultdict[int, list[int]] = defaultdict(list)
     for child in rounds:
         place = bisect_right(spawns, child["parent_round"])
         if place:
-            found[spawns[place - 1]].append(child["id"])
-    return found
-
-
-def _next_step(row: Row, seq: int, follower: Row | None) -> str | None:
-    """The step that a transition led to; `None` if its follower was not recorded, or the instance has ended."""
-    if follower is not None and follower["step_seq"] == seq + 1:
-        step: str = follower["step"]
-        return step
-    if seq == row["step_seq"] and row["status"] not in ("done", "failed"):
-        current: str = row["step"]
-        return current
-    return None
+            made[spawns[place - 1]].append(child["id"])
+    return made
 
 
 def _changes(before: str | None, after: str | None) -> tuple[StateChange, ...] | None:
@@ -118,7 +120,11 @@ def _changes(before: str | None, after: str | None) -> tuple[StateChange, ...] |
 
 def _decoded(text: str | None) -> Any:
     """Plain JSON: the state of an early transition may not fit the present type."""
-    return None if text is None else decode(text, Any, "a state of the history")
+    try:
+        return None if text is None else decode(text, Any, "a state of the history")
+    except DecodeError:
+        # An SQL producer may have nested it too deeply.
+        return text
 
 
 def _elapsed(since: datetime | None, until: datetime | None) -> timedelta | None:

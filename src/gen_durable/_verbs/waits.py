@@ -1,22 +1,35 @@
-"""Poll until instances have ended or parked."""
+"""Poll until instances have ended or a condition holds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar, get_args
+from typing import Any, Final, Protocol, TypeVar
 
-from .._db import snapshots
+from .._checks import checked_name
+from .._core.change_cursor import ChangeCursor, Condition, EndCursor, wait_cursor
+from .._db import changes, snapshots
 from .._db.plan import Plan
+from .._dictionary import did_you_mean
 from .._polling import Pace
-from ..errors import NoTargetError, UsageError
-from ..instance import Instance, Until
-from ..refs import Target
+from ..definition import StepRef
+from ..errors import NoTargetError, UnknownStepError, UsageError
+from ..instance import Instance, Status
+from ..refs import Target, Until
 from .common import definition_of_target, read, resolve
 
-__all__ = ["Poll", "Wait", "checked_until", "current"]
+__all__ = ["UNTIL_WORDS", "Poll", "Wait", "checked_until", "current"]
 
 T_co = TypeVar("T_co", covariant=True)
+
+_STATUSES: Final = tuple(status.value for status in Status)
+UNTIL_WORDS: Final = ("finished", "parked", *_STATUSES)
+_FORMS: Final = (
+    f'one of {", ".join(UNTIL_WORDS)}, a step (Checkout.ship, or ("step", "ship")), or a set of these'
+)
+# Rows that one query returns.
+_PAGE: Final = 250
 
 
 class Poll(Protocol[T_co]):
@@ -27,11 +40,43 @@ class Poll(Protocol[T_co]):
         ...
 
 
-def checked_until(until: object) -> bool:
-    """Return whether a parked instance ends the wait."""
-    if until not in get_args(Until):
-        raise UsageError(f"until is {until!r}", "give 'finished' or 'parked'")
-    return until == "parked"
+def checked_until(until: Until, target: Target) -> Condition:
+    """Return the condition of a wait for a target.
+
+    Raises:
+        UsageError: it is not a status, a step or `finished` or `parked`.
+        UnknownStepError: the machine of the target does not have the step.
+    """
+    wanted: Collection[object] = until if isinstance(until, AbstractSet) else (until,)
+    if not wanted:
+        raise UsageError("until is an empty set", f"give {_FORMS}")
+    statuses: set[str] = set()
+    steps: set[str] = set()
+    for one in wanted:
+        match one:
+            case StepRef():
+                steps.update(_step_names(one.name, target), getattr(one, "was", ()))
+            case ("step", str(name)):
+                steps.update(_step_names(checked_name(name, "the name of a step"), target))
+            case "finished" | "parked":
+                pass
+            case str() if one in _STATUSES:
+                statuses.add(one)
+            case _:
+                hint = did_you_mean(one, UNTIL_WORDS) if isinstance(one, str) else ""
+                raise UsageError(f"until is {one!r}{hint}", f"give {_FORMS}")
+    return Condition("parked" in wanted, frozenset(statuses), frozenset(steps))
+
+
+def _step_names(name: str, target: Target) -> tuple[str, ...]:
+    """Return a step name with the former names of the step."""
+    definition = definition_of_target(target)
+    if definition is None:
+        return (name,)
+    found = definition.find_step(name)
+    if found is None:
+        raise UnknownStepError(definition.name, name, tuple(definition.steps), "until=")
+    return (found.name, *found.was)
 
 
 def current(target: Target, id: int) -> Plan[Instance[Any, Any]]:
@@ -43,14 +88,15 @@ def current(target: Target, id: int) -> Plan[Instance[Any, Any]]:
 
 
 class Wait:
-    """Polls instances until each has ended or, with `until="parked"`, is parked. For clients without an event loop."""
+    """Polls instances until a condition holds for each, or it has ended. For clients without an event loop."""
 
     def __init__(self, targets: Sequence[Target], until: Until, timeout: timedelta | None) -> None:
         self._pace = Pace(timeout)
         self._targets = targets
-        self._until_parked = checked_until(until)
-        self._ids: list[int] | None = None
-        self._open: dict[int, bool] = {}
+        self._conditions = [checked_until(until, target) for target in targets]
+        self._ids: list[int] = []
+        # By place in the list of targets.
+        self._open: dict[int, EndCursor | ChangeCursor] = {}
         self._found: dict[int, Mapping[str, Any]] = {}
 
     def plan(self) -> Plan[tuple[list[Instance[Any, Any]], float | None]]:
@@ -59,22 +105,31 @@ class Wait:
         Raises:
             NoTargetError: one of the instances does not exist.
         """
-        if self._ids is None:
-            self._ids = []
-            for target in self._targets:
+        if not self._ids:
+            for place, target in enumerate(self._targets):
                 self._ids.append((yield from resolve(target, "wait")))
-            self._open = dict.fromkeys(self._ids, self._until_parked)
+                self._open[place] = wait_cursor(self._ids[place], self._conditions[place])
         if self._open:
-            for id, row in (yield from snapshots.finished_or_parked(self._open)).items():
-                if row is None:
-                    raise NoTargetError(id, "wait")
-                self._found[id] = row
-                del self._open[id]
+            yield from self._look()
         if self._open and (pause := self._pace.pause()) is not None:
             return [], pause
         instances: list[Instance[Any, Any]] = []
-        for target, id in zip(self._targets, self._ids, strict=True):
-            row = self._found.get(id)
+        for place, (target, id) in enumerate(zip(self._targets, self._ids, strict=True)):
+            row = self._found.get(place)
             definition = definition_of_target(target)
             instances.append((yield from current(target, id)) if row is None else read(row, definition))
         return instances, None
+
+    def _look(self) -> Plan[None]:
+        is_full = True
+        while is_full and self._open:
+            open = list(self._open.items())
+            news = yield from changes.read([cursor for _, cursor in open], _PAGE)
+            is_full = len(news) == _PAGE
+            for one in news:
+                place, cursor = open[one.place]
+                if one.row is None:
+                    raise NoTargetError(cursor.id, "wait")
+                if cursor.take(one.row, one.executions, most=changes.MOST_EXECUTIONS):
+                    self._found[place] = one.row
+                    del self._open[place]

@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from gen_durable._db.dsn import DsnError, fields_of
 from gen_durable.config import environment_home
 from gen_durable.errors import UnreachableError
 
 from . import account as accounts
 from .account import Account
 from .binaries import find
+from .keeper import KEPT, STOPPED, open_owned, read_mode
 
-__all__ = ["PORT", "Home", "locate"]
+__all__ = ["PORT", "Home", "home_of", "locate"]
 
 # Only part of the socket's file name. Always passed explicitly, so that PGPORT is ignored.
 PORT = 5432
 _DEFAULT_PARENT = ".gen_durable"
+_SOCKETS = "run"
 # For the account of the server if the client is root and that account cannot reach the wanted directory.
 _SYSTEM = Path("/var/lib/gen_durable")
 # The limit is 107 bytes on Linux and 103 on macOS.
@@ -65,8 +68,33 @@ class Home:
         return self.path / "keeper.lock"
 
     @property
+    def leases(self) -> Path:
+        """The directory with one file for each lease of a client."""
+        return self.path / "leases"
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the server runs until `gen-durable db stop`, also without clients."""
+        return read_mode(self.path) == KEPT
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `gen-durable db stop` was called after the last start."""
+        return read_mode(self.path) == STOPPED
+
+    def set_mode(self, mode: str | None) -> None:
+        """Set `KEPT` or `STOPPED`; `None`: as long as it has clients. The caller holds the start lock."""
+        file = self.path / "mode"
+        if mode is None:
+            file.unlink(missing_ok=True)
+            return
+        fresh = file.with_suffix(".new")
+        fresh.write_text(mode, encoding="ascii")
+        fresh.replace(file)
+
+    @property
     def socket_directory(self) -> Path:
-        near = self.path / "run"
+        near = self.path / _SOCKETS
         # Drivers split hosts at a comma, even in quotes.
         if len(os.fsencode(near / self._socket_name)) <= _MAX_SOCKET_PATH and "," not in str(near):
             return near
@@ -105,6 +133,7 @@ class Home:
         if self.path.parent.name == _DEFAULT_PARENT:
             with suppress(FileExistsError), (self.path.parent / ".gitignore").open("x") as file:
                 file.write("*\n")
+        self.leases.mkdir(0o700, exist_ok=True)
         # Another process may have created directories in the meantime: check again.
         self._check()
 
@@ -157,6 +186,42 @@ def locate(given: Path | None) -> Home:
         return Home(path, account, foreign_link)
     path = _SYSTEM / f"{path.name}-{_digest(path)}"
     return Home(path, accounts.choose(path / "data"))
+
+
+def home_of(dsn: str) -> Home | None:
+    """Return the home of the embedded server that a DSN names, if its data exists and this process may use the home.
+
+    The lock file of its clients distinguishes it from a server of the user with similar directories, which must not be
+    touched.
+    """
+    try:
+        fields = fields_of(dsn)
+    except DsnError:
+        return None  # the connect reports it
+    host = fields.get("host", "")
+    if not host.startswith("/") or fields.get("port", str(PORT)) != str(PORT):
+        return None
+    sockets = Path(host)
+    path = sockets.parent if sockets.name == _SOCKETS else _home_of_short(sockets)
+    try:
+        if path is None or not (path / "data").is_dir() or _danger(path):
+            return None
+        home = locate(path)
+        is_usable = os.access(home.clients_lock, os.R_OK | os.W_OK, effective_ids=True)
+    except PermissionError:
+        return None
+    return home if is_usable and home.socket_directory == sockets else None
+
+
+def _home_of_short(sockets: Path) -> Path | None:
+    """The home of a server with a short socket directory, which names it only while the server runs."""
+    # PostgreSQL writes its data directory into the second line of the lock file.
+    with suppress(OSError, UnicodeDecodeError):
+        opened = open_owned(sockets, f".s.PGSQL.{PORT}.lock", os.O_RDONLY, sockets.lstat().st_uid)
+        if opened is not None:
+            with os.fdopen(opened, encoding="utf-8") as file:
+                return Path(file.read().split("\n")[1]).parent
+    return None
 
 
 def _danger(home: Path) -> str | None:

@@ -1,5 +1,8 @@
 """The keeper: a detached process that initializes, runs and monitors one server, and stops it after its last client.
 
+The file `mode` in the home changes that: `kept` (by `gen-durable db start`) keeps the server running without clients,
+`stopped` (by `gen-durable db stop`) stops it at once. A file outlives a keeper that is killed, and needs no pid.
+
 It is started by file name in an isolated interpreter, so it imports only the standard library and starts within
 milliseconds. The client that starts it takes the keeper lock and passes it on as an open file.
 """
@@ -24,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["KeeperConfig", "open_owned"]
+__all__ = ["KEPT", "STOPPED", "KeeperConfig", "open_owned", "read_mode"]
 
 # Seconds between two checks for clients; an idle stop is late by at most this.
 _CHECK_EVERY_S = 0.25
@@ -32,6 +35,8 @@ _CHECK_EVERY_S = 0.25
 # recovery.
 _STOP_SIGNALS = ((signal.SIGINT, 60.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
 _UNFINISHED = "data.new-"
+KEPT = "kept"
+STOPPED = "stopped"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # Loaded before any fork.
@@ -182,7 +187,10 @@ class Keeper:
         while server.poll() is None:
             if self._stop_requested or self._is_home_gone() or self._are_programs_gone():
                 return True
-            is_idle = self._lock_out_clients()
+            if read_mode(self._home) == STOPPED:
+                return True
+            # Read the mode under the lock: a client sets it while it has a lease.
+            is_idle = self._lock_out_clients() and read_mode(self._home) != KEPT
             attach = os.fstat(self._clients).st_mtime_ns
             if not is_idle or attach != last_attach:
                 idle_since, last_attach = time.monotonic(), attach
@@ -218,6 +226,14 @@ class Keeper:
 
     def _stop_soon(self, *_: object) -> None:
         self._stop_requested = True
+
+
+def read_mode(home: Path) -> str | None:
+    """Return `KEPT`, `STOPPED`, or `None`: the server runs as long as it has clients."""
+    try:
+        return (home / "mode").read_text(encoding="ascii")
+    except FileNotFoundError:
+        return None
 
 
 def open_owned(directory: Path, name: str, flags: int, owner: int) -> int | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from .keeper import open_owned
+from .processes import command_of
 
 __all__ = ["end_orphan"]
 
@@ -51,14 +51,8 @@ def _recorded_pid(data: Path, owner: int) -> int | None:
 
 def _is_server_of(data: Path, pid: int) -> bool:
     """Whether that process was started on this data directory; the pid may have been reused."""
+    command = command_of(pid)
     if sys.platform == "linux":
-        # Unlike /proc/<pid>/cwd it is readable in every container; it is empty for a zombie.
-        try:
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            return False
-        return arguments[1:3] == [b"-D", os.fsencode(data)]
+        return command.split(b"\0")[1:3] == [b"-D", os.fsencode(data)]
     else:  # noqa: RET505  type checkers skip the branches of other platforms
-        command = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
-        listed = subprocess.run(command, capture_output=True, text=True, check=False)
-        return f" -D {data} " in listed.stdout
+        return os.fsencode(f" -D {data} ") in command

@@ -23,12 +23,29 @@ class EmbeddedPostgres:
         options: Mapping[str, str] | None = None,
     ) -> None: ...
 
+    @classmethod
+    def at(cls, dsn: str) -> None:
+        """No DSN names an embedded server here."""
+
+    @property
+    def dsn(self) -> NoReturn:
+        self.ensure()
+
     def ensure(self) -> NoReturn:
         raise UnreachableError(
             "the embedded server",
             "it runs on Linux and macOS only",
             "Install PostgreSQL, and set GEN_DURABLE_DSN to it.",
         )
+
+    def keep(self) -> NoReturn:
+        self.ensure()
+
+    def stop(self, *, force: bool = False) -> NoReturn:
+        self.ensure()
+
+    def status(self) -> NoReturn:
+        self.ensure()
 
     def close(self) -> None: ...
 

@@ -24,7 +24,7 @@ database:
 
 from ._harness import AsyncHarness, Harness, crash_everywhere
 from ._stepper import CommittedOutcome, Crash, DrainCounts
-from ._steps import context, run_step, run_step_async
+from ._steps import context, published_items, reported_progress, run_step, run_step_async
 
 __all__ = [
     "AsyncHarness",
@@ -34,6 +34,8 @@ __all__ = [
     "Harness",
     "context",
     "crash_everywhere",
+    "published_items",
+    "reported_progress",
     "run_step",
     "run_step_async",
 ]

@@ -9,7 +9,6 @@ from typing import Final, Self, TypeVar
 from .._db import migrate
 from .._db.blocking import BlockingDatabase
 from .._db.plan import Plan
-from .._runtime.waiting import Waiting
 from .._server import Server
 from ..async_client import AsyncClient
 from ..client import Client
@@ -129,21 +128,22 @@ class AsyncHarness(HarnessBase, AsyncClient):
         self._close_now()
 
     def _open_now(self) -> None:
-        server = Server.find(self.dsn)
+        self._server = server = Server.find(self._given_dsn)
         schema = self.settings.schema
         self._opened = self._threaded = ThreadedDatabase.open_now(
             server.dsn, schema, advice=server.advice, pooler=self.settings.pooler
         )
-        self._waiting = Waiting(self._opened)
+        self._open_pollers(self._opened)
         self._threaded.run_in_transaction_now(migrate.prepare(schema, upgrade=False))
 
     def _close_now(self) -> None:
-        if self._waiting is not None:
-            self._waiting.close()
+        self._close_pollers()
         if self._threaded is not None:
             self._threaded.close_now()
         self._stepper.close()
-        self._waiting = self._opened = self._threaded = None
+        if self._server is not None:
+            self._server.close()
+        self._opened = self._threaded = self._server = None
 
 
 def crash_everywhere(scenario: Callable[[Harness], object], /, *, settings: Settings | None = None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, get_args, overload
@@ -15,14 +15,15 @@ from .._core.codec import encode
 from .._db import search, snapshots
 from .._db.plan import Plan, Row
 from .._dictionary import did_you_mean
-from .._typing import KEEP, ResultT, StateT
+from .._typing import KEEP, ItemT, ResultT, StateT
 from ..async_client import AsyncClient
 from ..definition import MachineDef, StepRef, definition_of, step_name
-from ..errors import UsageError
+from ..errors import NotConnectedError, UsageError
 from ..instance import Instance, Status
 from ..refs import AnySpec, Insertable, Key, Ref, Target, key_text, target_value
 from ..schedules import Schedule
 from ..signals import Signal, signal_name
+from ..streams import Stream, StreamItem
 from . import _clock as clock
 from ._load import load
 from ._stepper import CommittedOutcome, Crash, CrashPoint, Stepper
@@ -49,6 +50,8 @@ class HarnessBase:
         Machines that the harness inserts, and children, are registered automatically.
         """
         self._stepper.use(machine)
+        with suppress(NotConnectedError):  # not open yet: the first insert registers it
+            self._register()
 
     @property
     def resources(self) -> Any:
@@ -64,6 +67,7 @@ class HarnessBase:
 
         def insert(self, machine, /, *args, **options):  # noqa: ANN001, ANN002, ANN003, ANN202
             self._stepper.learn(machine)
+            self._register()
             return super().insert(machine, *args, **options)
 
         # For help().
@@ -75,6 +79,7 @@ class HarnessBase:
             for spec in specs:
                 if isinstance(spec, AnySpec):
                     self._stepper.learn(spec.definition)
+            self._register()
             return super().insert_all(specs, **options)
 
         insert_all.__doc__ = AsyncClient.insert_all.__doc__
@@ -88,6 +93,11 @@ class HarnessBase:
         put_schedule.__doc__ = AsyncClient.put_schedule.__doc__
         put_schedule.__signature__ = signature(AsyncClient.put_schedule)
 
+    def _register(self) -> None:
+        """Register new machines in the database, as a worker does when it starts: a cancel reads `on_cancel=` there."""
+        if self._stepper.has_new_machines:
+            self._run_now(self._stepper.register())
+
     def load(
         self,
         machine: Insertable[StateT, ResultT],
@@ -97,7 +107,9 @@ class HarnessBase:
         version: int | None = None,
         step: StepRef[Any] | str | None = None,
         awaits: Iterable[Signal[Any] | str] = (),
+        timeout: timedelta | None = None,
         correlation_key: Key | None = None,
+        checkpoint: object = None,
     ) -> Ref[StateT, ResultT]:
         """Put an instance in place as older code has left it, to test that the machine continues it.
 
@@ -112,14 +124,29 @@ class HarnessBase:
             version: the version that the instance is stored with; default: that of the machine.
             step: the step that it is at, also one that the machine does not have; default: the initial step.
             awaits: the signals that it waits for; default: it is due.
+            timeout: how long it waits for them; default: forever.
             correlation_key: its key.
+            checkpoint: `ctx.last_checkpoint` of the step, as JSON data; it is not checked either. Default: none.
 
         Returns:
-            A reference to the instance.
+            A reference to the instance. It has no children, and nothing to undo.
+
+        Raises:
+            UsageError: the machine does not run this version.
         """
         definition = definition_of(machine)
         number = definition.version if version is None else version
+        if isinstance(awaits, str | Signal):
+            raise UsageError("awaits= is not a list of signals", f"write awaits=[{signal_name(awaits)!r}]")
         self._stepper.learn(machine)
+        if self._stepper.registry.get(definition.name, number) is None:
+            raise UsageError(
+                f"load got version {number}, which machine '{definition.name}' version {definition.version} does not "
+                "run",
+                "give its version, or one that it upgrades"
+                + (f": write @upgrade(from_version={number})" if 0 < number < definition.version else ""),
+            )
+        self._register()
         id = self._run_now(
             load(
                 fsm=definition.name,
@@ -127,10 +154,14 @@ class HarnessBase:
                 step=definition.initial if step is None else step_name(step),
                 state=encode(state, Any, "the state", self._stepper.max_payload),
                 queue=definition.queue,
-                awaits=[signal_name(each) for each in awaits] or None,
+                awaits=[signal_name(each) for each in awaits] or (None if timeout is None else []),
+                timeout=None if timeout is None else checked_delay(timeout, "the timeout"),
                 correlation_key=None
                 if correlation_key is None
                 else key_text(correlation_key, "correlation_key"),
+                checkpoint=None
+                if checkpoint is None
+                else encode(checkpoint, Any, "the checkpoint", self._stepper.max_payload),
             )
         )
         return Ref(machine, id)
@@ -227,7 +258,7 @@ class HarnessBase:
         wanted = (
             search.Filter()
             if definition is None
-            else search.Filter(fsms=[definition.name], version=definition.version)
+            else search.Filter(fsms=[definition.name], versions=[definition.version])
         )
         rows = self._run_now(search.page(wanted, _MAX_INSTANCES, None))
         return [_verbs.read(row, definition or self._definition_of(row)) for row in reversed(rows)]
@@ -239,6 +270,24 @@ class HarnessBase:
             ids = {t.instance_id for t in self._stepper.outcomes if t.correlation_key == value}
             value = max(ids, default=0)  # the latest instance that had the key
         return [t for t in self._stepper.outcomes if t.instance_id == value]
+
+    @overload
+    def published(self, target: Target, stream: Stream[ItemT], /) -> list[StreamItem[ItemT]]: ...
+    @overload
+    def published(self, target: Target, stream: str, /) -> list[StreamItem[Any]]: ...
+    def published(self, target: Target, stream: Stream[Any] | str, /) -> list[StreamItem[Any]]:
+        """Return the items that an instance has published to a stream so far.
+
+            assert [item.value for item in durable.published(chat, Chat.tokens)] == ["Hel", "lo"]
+
+        Raises:
+            NoTargetError: there is no such instance.
+        """
+        source = _verbs.StreamFollow(self._run_now(_verbs.open_stream(target, stream, 0)))
+        found: list[StreamItem[Any]] = []
+        while page := list(self._run_now(source.plan())):
+            found += page
+        return found
 
     @contextmanager
     def crash_at(self, step: StepRef[Any] | str, when: CrashPoint = "before_commit", /) -> Generator[None]:

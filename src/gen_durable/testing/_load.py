@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Final
 
 from .._db.plan import Plan
@@ -20,7 +21,9 @@ def load(
     state: str,
     queue: str,
     awaits: list[str] | None,
+    timeout: timedelta | None,
     correlation_key: str | None,
+    checkpoint: str | None,
 ) -> Plan[int]:
     """Insert an instance at any version and step, due or parked; return its id."""
     (row,) = yield _SQL["load"](
@@ -30,7 +33,9 @@ def load(
         state=state,
         queue=queue,
         awaits=awaits,
+        timeout=timeout,
         correlation_key=correlation_key,
+        checkpoint=checkpoint,
     )
     id: int = row["id"]
     return id

@@ -40,12 +40,14 @@ class ScratchServer:
     advice: str
     """Which server this is, for the error if it cannot be reached."""
     is_ours: bool
-    """Whether it is the embedded server, which only serves tests."""
+    """Whether it is the embedded server that only serves tests."""
 
-    def __init__(self, dsn: str, advice: str, embedded: EmbeddedPostgres | None = None) -> None:
+    def __init__(
+        self, dsn: str, advice: str, embedded: EmbeddedPostgres | None = None, *, is_ours: bool = False
+    ) -> None:
         self.dsn = dsn
         self.advice = advice
-        self.is_ours = embedded is not None
+        self.is_ours = is_ours
         self._embedded = embedded
 
     @classmethod
@@ -57,14 +59,19 @@ class ScratchServer:
         """
         given = dsn or environment_dsn()
         if given is not None:
-            return cls(given, "tests use the server of GEN_DURABLE_DSN; unset it to use an embedded server")
+            named = EmbeddedPostgres.at(given)
+            if named is not None:
+                named.ensure()
+            advice = "tests use the server of GEN_DURABLE_DSN; unset it to use an embedded server"
+            return cls(given, advice, named)
         if sys.platform == "win32":
             EmbeddedPostgres().ensure()  # raises with advice
         failure: UnreachableError | None = None
         for home in _homes():
             embedded = EmbeddedPostgres(home, idle_stop=_IDLE_STOP, options=_FAST_SETTINGS)
             try:
-                return cls(embedded.ensure(), f"it is the embedded server for tests in {home}", embedded)
+                advice = f"it is the embedded server for tests in {home}"
+                return cls(embedded.ensure(), advice, embedded, is_ours=True)
             except UnreachableError as error:
                 error.add_note(f"{home} contains only test databases and may be removed.")
                 failure = error

@@ -16,7 +16,7 @@ import msgspec
 from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Execution, Kind
 from .._core.registry import Registry
 from .._core.settle import Bounds, refused, rejoin, release, released
-from .._db import admission, snapshots
+from .._db import admission, snapshots, step_data
 from .._db import commit as commits
 from .._db import insert as inserts
 from .._db import lease as leases
@@ -26,11 +26,13 @@ from .._db.plan import Plan
 from .._db.pool import Database
 from .._running import running
 from .._runtime.clock import DatabaseClock
-from .._runtime.content_loader import ContentLoader
 from .._runtime.effects import EffectError, commit_with_effect
 from .._runtime.executor import Executor, log_failure
+from .._runtime.step_channel import WorkerChannel
+from .._runtime.stream_writer import StreamWriter
 from .._runtime.threads import Threads
 from .._runtime.user_exceptions import current_task
+from .._runtime.wake import Wakes
 from ..config import Settings
 from ..definition import StepDef, definition_of
 from ..errors import DefinitionError, UnknownStepError, UsageError
@@ -38,6 +40,7 @@ from ..instance import Status
 from ..jobs import Job
 from ..machine import Machine
 from ..outcome import Outcome, ScheduleChildren
+from ..progress import Progress
 from ..refs import Insertable
 from . import _clock as clock
 
@@ -135,7 +138,10 @@ class Stepper:
         self._executor = _LearningExecutor(self.registry, self._bounds, self._threads, self.learn)
         self._clock = DatabaseClock()
         self._is_draining = False
-        self._has_new_machines = False
+        # The last progress that the running step has told.
+        self._report: step_data.Report | None = None
+        self.has_new_machines = False
+        """Whether machines are not stored in the database yet."""
 
     @property
     def max_payload(self) -> int:
@@ -175,7 +181,7 @@ class Stepper:
         self._on_new_machine()
 
     def _on_new_machine(self) -> None:
-        self._has_new_machines = True
+        self.has_new_machines = True
         histories = self.registry.histories(self._settings.history)
         self._recorder = msgspec.structs.replace(self._recorder, histories=histories)
 
@@ -186,7 +192,10 @@ class Stepper:
         if self._is_draining:
             raise UsageError("this harness is already draining", "do not call drain in a step or in parallel")
         self._is_draining = True
-        self._executor.content = ContentLoader(database.run)
+        self._stream_writer = StreamWriter(database.run, Wakes())
+        self._executor.channel = WorkerChannel(
+            self.registry, self._bounds, database.run, self._on_progress, self._stream_writer
+        )
         counts: Counter[str] = Counter()
         fired = 0
         try:
@@ -212,11 +221,18 @@ class Stepper:
         finally:
             self._is_draining = False
 
+    def register(self) -> Plan[None]:
+        """Store the registered machines in the database, as a worker does when it starts."""
+        yield from inserts.register(self.registry.descriptions, self._recorder.histories)
+        self.has_new_machines = False
+
+    async def _register(self, database: Plans) -> None:
+        if self.has_new_machines:
+            await database.run(self.register())
+
     async def _recover(self, database: Plans) -> None:
         """Register new machines and take back expired leases, as a new process would."""
-        if self._has_new_machines:
-            await database.run(inserts.register(self.registry.descriptions))
-            self._has_new_machines = False
+        await self._register(database)
         ours, others = await database.run(clock.end_leases(self._name))
         if not ours and not others:
             return
@@ -238,6 +254,7 @@ class Stepper:
                         await self._commit(database, release(execution))
                         raise AssertionError(self._too_many_steps(execution, max_steps))
                     counts.update(await self._step(database, execution))
+                    await self._register(database)  # the machines of its children
                     has_progress = True
             if has_progress:
                 continue
@@ -275,6 +292,9 @@ class Stepper:
             if not moved:
                 return None
 
+    def _on_progress(self, execution: Execution, progress: Progress) -> None:
+        self._report = step_data.Report(execution, progress)
+
     def _observe(self, execution: Execution, sent: float) -> None:
         assert execution.leased_at is not None  # noqa: S101 - it has just been leased
         self._clock.observe(execution.leased_at, sent, time.monotonic())
@@ -291,6 +311,7 @@ class Stepper:
     async def _execute(self, database: Plans, execution: Execution) -> list[str]:
         started = time.monotonic()
         entry = await self._executor.run(execution, current_task(), may_chain=False)
+        await self._stream_writer.write_all()
         if (unknown := self._executor.unknown) is not None:
             self._executor.unknown = None
             raise unknown
@@ -300,6 +321,9 @@ class Stepper:
             machine = self.registry.find(execution.fsm, execution.version).definition
             where = f"{execution.fsm} {execution.id}, version {execution.version}"
             raise UnknownStepError(machine.name, execution.step, tuple(machine.steps), where)
+        if self._report is not None:
+            await database.run(step_data.progress([self._report]))
+            self._report = None
         self._crash_if_due(execution, "before_commit")
         commit = partial(self._commit_begun, database, started)
         result = await commit(entry)
@@ -318,6 +342,8 @@ class Stepper:
     async def _commit_begun(self, database: Plans, started: float, entry: CommitEntry) -> CommitResult:
         """Commit the outcome of a step that began at `started`. An outcome that the database refuses fails."""
         entry.started, entry.started_at = started, self._clock.seconds_at(started)
+        # `handle` of a failed effect may have published as well.
+        await self._stream_writer.write_all()
         try:
             return await self._commit(database, entry)
         except StatementError as error:

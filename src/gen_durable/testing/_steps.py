@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Coroutine, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from datetime import UTC, datetime
 from typing import Any, Final, TypedDict, Unpack, overload
 
+from .._channel import CLOSE
+from .._core.codec import decode, encode
 from .._core.settle import checked_outcome
-from .._typing import StateT, TypeVar
+from .._typing import ItemT, StateT, TypeVar
+from ..config import Settings
 from ..context import Children, Context
-from ..definition import Definition
+from ..definition import Definition, MachineDef
+from ..errors import UsageError
 from ..instance import Child, Failure
 from ..machine import BoundStep
 from ..outcome import Outcome
+from ..progress import Progress
 from ..signals import Inbox, Message, Signal, signal_name
+from ..streams import Stream, stream_of
 from ._loop import Loop
 
-__all__ = ["ContextOptions", "context", "run_step", "run_step_async"]
+__all__ = ["ContextOptions", "context", "published_items", "reported_progress", "run_step", "run_step_async"]
 
 _OutcomeT = TypeVar("_OutcomeT", bound=Outcome[Any], default=Any)
+_MAX_PAYLOAD: Final = Settings().max_payload
 _SENT_AT: Final = datetime(2020, 1, 1, tzinfo=UTC)
 
 
@@ -44,6 +54,49 @@ class ContextOptions(TypedDict, total=False):
     correlation_key: str | None
     resources: Any
     """`ctx.resources`."""
+    checkpoint: Any
+    """`ctx.last_checkpoint`: what an earlier attempt at the step has stored."""
+
+
+class _Channel:
+    """The channel of a context without a worker: it keeps what the step stores."""
+
+    def __init__(self, checkpoint_type: Any, checkpoint: Any, streams: Mapping[str, Any]) -> None:
+        self.reports: list[Progress] = []
+        self.items: defaultdict[str, list[Any]] = defaultdict(list)
+        """What the step has published, by stream."""
+        self._streams = streams
+        self._type = checkpoint_type
+        self._checkpoint = None if checkpoint is None else self._copied(checkpoint)
+
+    def wait(self, call: Coroutine[Any, Any, Any], method: str, /) -> None:
+        with suppress(StopIteration):  # the calls of this channel do not suspend
+            call.send(None)
+
+    def report(self, execution: Any, progress: Progress, /) -> None:
+        self.reports.append(progress)
+
+    async def publish(self, execution: Any, stream: Any, item: object, /) -> None:
+        self.publish_sync(execution, stream, item)
+
+    def publish_sync(self, execution: Any, stream: Any, item: object, /) -> None:
+        stream = stream_of(stream)
+        if item is not CLOSE:
+            item_type = self._streams.get(stream.name, stream.item_type)
+            encode(item, item_type, f"an item of stream '{stream.name}'", _MAX_PAYLOAD)
+            self.items[stream.name].append(deepcopy(item))
+
+    async def checkpoint(self, execution: Any, value: object, /) -> None:
+        self._checkpoint = self._copied(value)
+
+    def last_checkpoint(self, execution: Any, /) -> Any:
+        return deepcopy(self._checkpoint)
+
+    def _copied(self, value: Any) -> Any:
+        """Return what the next attempt would get. Without a declared type, classes are not turned into JSON data."""
+        if self._type is Any:
+            return deepcopy(value)
+        return decode(encode(value, self._type, "the checkpoint", _MAX_PAYLOAD), self._type, "the checkpoint")
 
 
 def context(
@@ -59,8 +112,50 @@ def context(
         machine: `ctx.machine`.
         step: `ctx.step`.
         options: attempt, awaited, inbox, timed_out, failure, children, id, step_seq, parent_id, correlation_key,
-            resources.
+            resources, checkpoint.
     """
+    return _context(state, machine, step, Any, {}, options)
+
+
+def reported_progress(ctx: Context[Any], /) -> list[Progress]:
+    """Return everything that a step has told `ctx.progress` of a context of `context`, in order.
+
+    ctx = context(Crawl(pages=20))
+    await Crawler().crawl(ctx)
+    assert reported_progress(ctx)[-1].fraction == 1
+    """
+    return _channel_of(ctx, "read `instance.progress`").reports
+
+
+@overload
+def published_items(ctx: Context[Any], stream: Stream[ItemT], /) -> list[ItemT]: ...
+@overload
+def published_items(ctx: Context[Any], stream: str, /) -> list[Any]: ...
+def published_items(ctx: Context[Any], stream: Stream[Any] | str, /) -> list[Any]:
+    """Return everything that a step has published to a stream of a context of `context`, in order.
+
+    ctx = context(Conversation("hello"))
+    await Chat().answer(ctx)
+    assert "".join(published_items(ctx, Chat.tokens)) == "Hello!"
+    """
+    return _channel_of(ctx, "use `client.stream` or `durable.published`").items[stream_of(stream).name]
+
+
+def _channel_of(ctx: Context[Any], advice: str) -> _Channel:
+    channel = ctx._channel  # noqa: SLF001 - made by `context`
+    if not isinstance(channel, _Channel):
+        raise UsageError("this context belongs to a worker", advice)
+    return channel
+
+
+def _context(
+    state: StateT,
+    machine: str,
+    step: str,
+    checkpoint_type: Any,
+    streams: Mapping[str, Any],
+    options: ContextOptions,
+) -> Context[StateT]:
     awaited = tuple(options.get("awaited", ()))
     messages = _messages((*awaited, *options.get("inbox", ())))
     return Context(
@@ -79,6 +174,7 @@ def context(
         parent_id=options.get("parent_id"),
         correlation_key=options.get("correlation_key"),
         resources=options.get("resources"),
+        _channel=_Channel(checkpoint_type, options.get("checkpoint"), streams),
     )
 
 
@@ -139,16 +235,18 @@ async def run_step_async(step: BoundStep[Any, Any], state: Any, /, **options: Un
 
 
 def _call(step: BoundStep[Any, Any], state: Any, options: ContextOptions) -> Any:
-    return step(context(state, machine=_machine_of(step), step=step.name, **options))
+    machine = _definition_of(step)
+    declared = machine.steps[step.name].checkpoint
+    return step(_context(state, machine.name, step.name, declared, machine.streams, options))
 
 
 def _checked(step: BoundStep[Any, Any], value: Any) -> Any:
-    return checked_outcome(value, _machine_of(step), step.name)
+    return checked_outcome(value, _definition_of(step).name, step.name)
 
 
-def _machine_of(step: BoundStep[Any, Any]) -> str:
-    machine: Definition[Any, Any] = step._machine  # noqa: SLF001 - for messages
-    return machine.__definition__.name
+def _definition_of(step: BoundStep[Any, Any]) -> MachineDef:
+    machine: Definition[Any, Any] = step._machine  # noqa: SLF001 - for messages, and the types of its values
+    return machine.__definition__
 
 
 def _messages(sent: Iterable[tuple[Signal[Any] | str, Any]]) -> list[Message]:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Final
 
 from ..._checks import duration_text
-from ..._db import collect
+from ..._db import collect, rollups
 from ..._db.pool import Database
 from ...config import Settings
 from ...telemetry import GcSwept, OutboxExpired, Telemetry
@@ -50,7 +50,8 @@ class Collector(Service):
         # Totals of the current sweep.
         self._deleted = self._stripped = 0
         # The next block of each table walk.
-        self._executions_at = self._signals_at = self._pending_at = self._messages_at = self._buckets_at = 0
+        self._executions_at = self._signals_at = self._items_at = 0
+        self._pending_at = self._messages_at = self._buckets_at = 0
 
     def first_pause(self) -> timedelta:
         """Return a random part of the interval: workers often start together."""
@@ -77,7 +78,10 @@ class Collector(Service):
             self._telemetry.emit(GcSwept(count=deleted))
         has_more_events = await self._database.run(collect.sweep_events(self._settings.retention_events))
         has_more_audit = await self._database.run(collect.sweep_audit(self._settings.retention_audit))
-        if self._pages or has_more_events or has_more_audit:
+        has_more_batches = await self._database.run(collect.sweep_batches(self._settings.retention_audit))
+        has_more_rollups = await self._database.run(rollups.fold())
+        has_more_rollups = await self._database.run(rollups.sweep()) or has_more_rollups
+        if self._pages or has_more_events or has_more_audit or has_more_batches or has_more_rollups:
             return timedelta(0)
         await self._walk()
         return self._settings.gc_interval
@@ -96,6 +100,7 @@ class Collector(Service):
             collect.walk_executions(retention, self._executions_at)
         )
         self._signals_at = await self._database.run(collect.walk_signals(self._signals_at))
+        self._items_at = await self._database.run(collect.walk_items(self._items_at))
         await self._expire()
         self._messages_at = await self._database.run(
             collect.walk_messages(self._settings.retention_events, self._messages_at)

@@ -18,6 +18,7 @@ from ...config import Settings
 from ...telemetry import CompensationStarted, ReaperReaped, Telemetry
 from ..database_status import DatabaseStatus
 from ..service import Service
+from ..step_counts import StepCounts
 from ..wake import Wakes
 
 __all__ = ["Reaper"]
@@ -46,12 +47,14 @@ class Reaper(Service):
         telemetry: Telemetry,
         wakes: Wakes,
         database_status: DatabaseStatus,
+        counts: StepCounts,
     ) -> None:
         super().__init__(database_status)
         self._database = database
         self._settings = settings
         self._telemetry = telemetry
         self._wakes = wakes
+        self._counts = counts
         # Expired leases that could have been renewed, and when they were read (monotonic).
         self._suspects: list[leases.Suspect] = []
         self._suspected_at = 0.0
@@ -115,6 +118,7 @@ class Reaper(Service):
             lock_timeout=_LOCK_TIMEOUT,
         )
         if reaped.ids:
+            self._counts.crashed(reaped.crashes)
             _log.warning(
                 "expired leases reaped: %d, ids %s",
                 len(reaped.ids),
@@ -127,7 +131,8 @@ class Reaper(Service):
                 if one.redirect == "undo":
                     self._telemetry.emit(CompensationStarted(id=one.id, fsm=one.fsm, step=one.step))
             self._wakes.work(reaped.queues)
-            self._wakes.ended_or_parked()
+            self._wakes.ended_or_parked(reaped.ids)
+            self._wakes.changed(reaped.ids)
             if reaped.capped and settings.alerts:
                 self._wakes.events()
 

@@ -18,17 +18,38 @@ from typing import Any, Final, NoReturn
 
 from ..._core.model import ChildContent, CommitEntry, EffectFailed, Execution
 from ..._core.registry import Registered, Registry
+from ..._core.settle import Bounds
 from ...errors import DatabaseError, StepTimeoutError, UnknownMachineError, UsageError
 from ...outcome import reason_text
+from ...progress import Progress
 from ..executor import Executor
+from ..step_channel import BaseChannel
 from ..threads import Threads
 from .import_path import ImportPath
 from .malloc import return_large_buffers
-from .wire import Answer, Fetch, Fetched, Hello, Ready, Request, answer_of, decoded, encoded
+from .wire import (
+    Answer,
+    Call,
+    Checkpoint,
+    Fetch,
+    Hello,
+    Items,
+    Ready,
+    Reply,
+    Report,
+    Request,
+    answer_of,
+    decoded,
+    encoded,
+)
 
 __all__ = ["IS_CHILD", "main"]
 
 _log: Final = logging.getLogger("gen_durable")
+# Seconds between two reports of progress to the worker, which stores them once per second.
+_REPORT_INTERVAL: Final = 0.5
+# Characters of items that are not sent yet: while the worker does not read them, the step waits.
+_MAX_FRAME: Final = 256 * 1024
 IS_CHILD: Final = threading.Event()
 """Set in a process of the pool, where no worker may start."""
 
@@ -129,35 +150,109 @@ class _NoResources:
         )
 
 
-class _RemoteContent:
-    """Loads content through the worker, which has the connections. One request at a time, only while a step runs."""
+class _RemoteChannel(BaseChannel):
+    """The channel through the worker, which has the connections. One call at a time, only while a step runs."""
 
-    def __init__(self, writer: asyncio.StreamWriter, frames: asyncio.Queue[bytes]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        bounds: Bounds,
+        writer: asyncio.StreamWriter,
+        frames: asyncio.Queue[bytes],
+    ) -> None:
+        super().__init__(registry, bounds)
         self._writer = writer
         self._frames = frames
         self._lock = asyncio.Lock()
         self.execution: Execution | None = None
+        # The latest report. The main thread writes it before it reads `_will_send`, and the event loop clears that
+        # before it takes the report: so no report stays unsent.
+        self._unsent: tuple[Execution, Progress] | None = None
+        self._will_send = False
+        self._sent_at = 0.0
+        # Items that are not sent yet, by stream. The step adds to them in the main thread.
+        self._items: dict[str, list[str | None]] = {}
+        self._bytes = 0
+        self._items_lock = threading.Lock()
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def add_item(self, execution: Execution, stream: str, item: str | None) -> bool:
+        with self._items_lock:
+            # Under the lock: the last flush of a step comes after its end.
+            self._check_runs(execution)
+            if self._bytes >= _MAX_FRAME:
+                return False
+            is_first = not self._items
+            self._items.setdefault(stream, []).append(item)
+            self._bytes += 1 if item is None else len(item) + 1
+        if is_first:
+            self._loop.call_soon_threadsafe(self._send)
+        return True
+
+    async def room(self, execution: Execution) -> None:
+        await self.flush()
+
+    def _send(self) -> None:
+        task = self._loop.create_task(self.flush())
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def flush(self) -> None:
+        """Send the items. While the buffer of the worker is full, this waits."""
+        with self._items_lock:
+            items, self._items, self._bytes = self._items, {}, 0
+        if items:
+            self._writer.write(encoded(Items(items)))
+        await self._writer.drain()
 
     async def signals(self, execution: Execution, ids: Sequence[int]) -> Mapping[int, str]:
-        return (await self._fetch(execution, Fetch("signals", list(ids)))).signals
+        return (await self._call(execution, Fetch("signals", list(ids)))).signals
 
     async def children(self, execution: Execution, ids: Sequence[int]) -> Mapping[int, ChildContent]:
-        return (await self._fetch(execution, Fetch("children", list(ids)))).children
+        return (await self._call(execution, Fetch("children", list(ids)))).children
 
-    async def _fetch(self, execution: Execution, fetch: Fetch) -> Fetched:
+    def report(self, execution: Execution, progress: Progress, /) -> None:
+        self._unsent = execution, progress
+        if not self._will_send:
+            self._will_send = True
+            self._loop.call_soon_threadsafe(self._send_report)
+
+    def _send_report(self) -> None:
+        """Send the latest report, at most one per interval."""
+        now = self._loop.time()
+        if now < self._sent_at + _REPORT_INTERVAL:
+            self._loop.call_at(self._sent_at + _REPORT_INTERVAL, self._send_report)
+            return
+        self._will_send = False
+        unsent, self._unsent = self._unsent, None
+        # After the answer of its step, the worker expects no message.
+        if unsent is not None and unsent[0] is self.execution:
+            self._sent_at = now
+            self._writer.write(encoded(Report(unsent[1])))
+
+    async def store_checkpoint(self, execution: Execution, text: str) -> bool:
+        return not (await self._call(execution, Checkpoint(text))).is_lost
+
+    async def _call(self, execution: Execution, call: Call) -> Reply:
         async with self._lock:
-            if execution is not self.execution:
-                raise UsageError("content was loaded after its step ended", "load it before the step returns")
-            self._writer.write(encoded(fetch))
+            self._check_runs(execution)
+            await self.flush()
+            self._writer.write(encoded(call))
             await self._writer.drain()
-            fetched: Fetched = decoded(await self._frames.get(), Fetched)
-        if fetched.error is not None:
-            raise DatabaseError(fetched.error)
-        return fetched
+            reply: Reply = decoded(await self._frames.get(), Reply)
+        if reply.error is not None:
+            raise DatabaseError(reply.error)
+        return reply
+
+    def _check_runs(self, execution: Execution) -> None:
+        if execution is not self.execution:
+            raise UsageError(
+                "a method of ctx was called after its step ended", "call it before the step returns"
+            )
 
 
-async def _serve(channel: socket.socket, threads: _MainThread) -> None:
-    reader, writer = await asyncio.open_connection(sock=channel)
+async def _serve(connection: socket.socket, threads: _MainThread) -> None:
+    reader, writer = await asyncio.open_connection(sock=connection)
     frames: asyncio.Queue[bytes] = asyncio.Queue()
     listening = asyncio.get_running_loop().create_task(_listen(reader, frames))
     hello: Hello = decoded(await frames.get(), Hello)
@@ -165,15 +260,16 @@ async def _serve(channel: socket.socket, threads: _MainThread) -> None:
     _log.addHandler(capture)
     _log.setLevel(logging.INFO)
     _log.propagate = False
-    content = _RemoteContent(writer, frames)
-    executor = _Executor(machines, hello.bounds, threads, resources=_NoResources(), content=content)
+    channel = _RemoteChannel(machines, hello.bounds, writer, frames)
+    executor = _Executor(machines, hello.bounds, threads, resources=_NoResources(), channel=channel)
     ready = await threads.run(_import, machines, hello.first)
     writer.write(encoded(ready))
     while not listening.done():
         request: Request = decoded(await frames.get(), Request)
-        content.execution = request.execution
+        channel.execution = request.execution
         answer = await _answer(executor, request, capture)
-        content.execution = None
+        channel.execution = None
+        await channel.flush()
         writer.write(encoded(answer))
         await writer.drain()
 
@@ -229,11 +325,11 @@ def main(number: int) -> NoReturn:
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: None)
     threads = _MainThread()
-    channel = socket.socket(fileno=number)
+    connection = socket.socket(fileno=number)
 
     def talk() -> None:
         try:
-            asyncio.run(_serve(channel, threads))
+            asyncio.run(_serve(connection, threads))
         except BaseException:  # noqa: BLE001 - a bug; without this thread the process would not exit
             traceback.print_exc()
         _exit()

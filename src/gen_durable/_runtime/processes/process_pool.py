@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import Any, Final
 
-from ..._core.hydration import Content
+from ..._core.hydration import StepChannel
 from ..._core.model import CommitEntry, Execution
 from ..._core.registry import Registry
 from ..._core.settle import Bounds
@@ -19,7 +19,22 @@ from ...errors import DatabaseError, OptionError, StepTimeoutError, UsageError
 from .. import shutdown_timeouts
 from .exit_status import exit_status
 from .import_path import ImportPath, machine_path
-from .wire import Answer, Fetch, Fetched, Hello, Ready, Request, decoded, encoded, entry_of
+from .wire import (
+    Answer,
+    Call,
+    Checkpoint,
+    Fetch,
+    FromStep,
+    Hello,
+    Items,
+    Ready,
+    Reply,
+    Report,
+    Request,
+    decoded,
+    encoded,
+    entry_of,
+)
 
 __all__ = ["ProcessDiedError", "ProcessPool", "hello_for"]
 
@@ -80,11 +95,11 @@ class ProcessPool:
         *,
         may_chain: bool,
         timeout: StepTimeoutError | None,
-        content: Content | None = None,
+        channel: StepChannel | None = None,
     ) -> tuple[CommitEntry, str | None]:
         """Run a step. Returns the outcome to commit, and what the step raised.
 
-        The step loads content on demand from `content`. If this call ends without a reply, by a timeout or a
+        The step talks to the worker through `channel`. If this call ends without a reply, by a timeout or a
         cancellation, the process is killed.
 
         Raises:
@@ -95,7 +110,7 @@ class ProcessPool:
             process = self._idle.pop() if self._idle else await self._started()
             is_good = False
             try:
-                answer = await self._ask(process, Request(execution, may_chain), timeout, content)
+                answer = await self._ask(process, Request(execution, may_chain), timeout, channel)
                 is_good = True
             finally:
                 if is_good:
@@ -128,16 +143,25 @@ class ProcessPool:
         return process
 
     async def _ask(
-        self, process: _Process, request: Request, timeout: StepTimeoutError | None, content: Content | None
+        self,
+        process: _Process,
+        request: Request,
+        timeout: StepTimeoutError | None,
+        channel: StepChannel | None,
     ) -> Answer:
         timer = asyncio.timeout(None if timeout is None else timeout.timeout.total_seconds())
         try:
             async with timer:
-                reply: Answer | Fetch = await process.ask(request, Answer | Fetch)
-                while isinstance(reply, Fetch):
-                    fetched = await _fetched(reply, request.execution, content)
-                    reply = await process.ask(fetched, Answer | Fetch)
-                return reply
+                message: FromStep = await process.ask(request, FromStep)
+                while not isinstance(message, Answer):
+                    if isinstance(message, Report | Items):
+                        if channel is not None:
+                            await _pass_on(message, request.execution, channel)
+                        message = await process.receive(FromStep)
+                    else:
+                        reply = await _reply(message, request.execution, channel)
+                        message = await process.ask(reply, FromStep)
+                return message
         except TimeoutError:
             if timeout is None or not timer.expired():
                 raise
@@ -150,15 +174,31 @@ class ProcessPool:
         exiting.add_done_callback(self._exiting.discard)
 
 
-async def _fetched(fetch: Fetch, execution: Execution, content: Content | None) -> Fetched:
-    if content is None:
-        return Fetched(error="content cannot be loaded here")
+async def _pass_on(message: Report | Items, execution: Execution, channel: StepChannel) -> None:
+    """Pass on what a step tells, without a reply."""
+    if isinstance(message, Report):
+        channel.report(execution, message.progress)
+        return
+    for stream, items in message.items.items():
+        for item in items:
+            while not channel.add_item(execution, stream, item):
+                await channel.room(execution)
+
+
+async def _reply(call: Call, execution: Execution, channel: StepChannel | None) -> Reply:
+    """Make a call of the step, and return the reply to it."""
+    if channel is None:
+        return Reply(error="this pool has no channel to a worker")
     try:
-        if fetch.what == "signals":
-            return Fetched(signals=dict(await content.signals(execution, fetch.ids)))
-        return Fetched(children=dict(await content.children(execution, fetch.ids)))
+        match call:
+            case Fetch(what="signals"):
+                return Reply(signals=dict(await channel.signals(execution, call.ids)))
+            case Fetch():
+                return Reply(children=dict(await channel.children(execution, call.ids)))
+            case Checkpoint():
+                return Reply(is_lost=not await channel.store_checkpoint(execution, call.text))
     except DatabaseError as error:
-        return Fetched(error=str(error))
+        return Reply(error=str(error))
 
 
 class _Process:
@@ -199,6 +239,13 @@ class _Process:
         try:
             self._writer.write(encoded(message))
             await self._writer.drain()
+        except ConnectionError:
+            raise ProcessDiedError(await self._process.wait()) from None
+        return await self.receive(kind)
+
+    async def receive(self, kind: Any) -> Any:
+        """Return the next message."""
+        try:
             length = int.from_bytes(await self._reader.readexactly(4), "big")
             return decoded(await self._reader.readexactly(length), kind)
         except (EOFError, ConnectionError):

@@ -27,9 +27,11 @@ from ..._db.pool import Database
 from ...config import SUPERVISED, Settings
 from ...telemetry import ReaperReaped, Telemetry
 from .. import shutdown_timeouts
+from ..clock import DatabaseClock
+from ..step_counts import StepCounts
 from .exit_status import exit_status
 
-__all__ = ["Supervisor", "SupervisorLink"]
+__all__ = ["CrashedWorkers", "Supervisor", "SupervisorLink", "WorkerProcess"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
 _READY: Final = b"r"
@@ -107,14 +109,12 @@ class Supervisor:
     ) -> None:
         self._count = count
         self._settings = settings
-        self._database = database
-        self._telemetry = telemetry
+        self._crashed = CrashedWorkers(settings, database, telemetry)
         self._on_ready: Callable[[], None] | None = on_ready
-        self._children: dict[int, _Child] = {}
+        self._children: dict[int, WorkerProcess] = {}
         self._were_ready: set[int] = set()
         self._stopping = asyncio.Event()
         self._has_failed = False
-        self._pending_reaps: set[asyncio.Task[None]] = set()
 
     async def run(self) -> bool:
         """Run until SIGTERM or SIGINT. Returns whether all children exited with code 0."""
@@ -132,7 +132,8 @@ class Supervisor:
                 child.process.kill()
             await asyncio.wait(keeping)
         finally:
-            for task in (*keeping, *self._pending_reaps):
+            self._crashed.close()
+            for task in keeping:
                 task.cancel()
             for child in self._children.values():
                 child.process.kill()
@@ -144,27 +145,26 @@ class Supervisor:
         is_second = self._stopping.is_set()
         self._stopping.set()
         for child in self._children.values():
-            child.send(_SKIP_DRAIN if is_second else _DRAIN)
+            child.stop(skip_drain=is_second)
 
     async def _keep_running(self, number: int) -> None:
         crashes = 0
         while not self._stopping.is_set():
             began = time.monotonic()
-            child = await _Child.start(number)
+            child = await WorkerProcess.start(number)
             self._children[number] = child
             listening = asyncio.get_running_loop().create_task(self._listen(child))
             code = await child.process.wait()
             del self._children[number]
             listening.cancel()
             child.close()
-            await self._reap(child.worker, _REAP_DELAYS[0])
+            await self._crashed.reap(child.worker)
             if self._stopping.is_set():
                 self._has_failed |= code != 0
                 if code:
                     _log.error("process failed during its drain: %s %s", child, exit_status(code))
                 return
-            for delay in _REAP_DELAYS[1:]:
-                self._reap_later(child.worker, delay)
+            self._crashed.reap_late(child.worker)
             crashes = 0 if time.monotonic() - began >= _HEALTHY_AFTER else crashes
             pause = backoff_seconds(crashes, base=_FIRST_PAUSE, cap=_LONGEST_PAUSE)
             crashes += 1
@@ -178,9 +178,9 @@ class Supervisor:
         except TimeoutError:
             pass
 
-    async def _listen(self, child: _Child) -> None:
+    async def _listen(self, child: WorkerProcess) -> None:
         if self._stopping.is_set():
-            child.send(_DRAIN)  # stopped while the child was starting
+            child.stop()  # stopped while the child was starting
         if await child.is_ready():
             _log.info("process ready: %s is worker %s", child, child.worker)
             self._were_ready.add(child.number)
@@ -188,20 +188,42 @@ class Supervisor:
                 self._on_ready()
                 self._on_ready = None
 
-    def _reap_later(self, worker: str, delay: float) -> None:
-        task = asyncio.get_running_loop().create_task(self._reap(worker, delay))
-        self._pending_reaps.add(task)
-        task.add_done_callback(self._pending_reaps.discard)
+
+class CrashedWorkers:
+    """Takes back the leases of worker processes that died, without waiting for the leases to expire."""
+
+    def __init__(self, settings: Settings, database: Database, telemetry: Telemetry) -> None:
+        self._policy = leases.CrashPolicy.of(settings)
+        self._database = database
+        self._telemetry = telemetry
+        self._counts, self._clock = StepCounts(), DatabaseClock()
+        self._pending: set[asyncio.Task[None]] = set()
+
+    async def reap(self, worker: str) -> None:
+        """Take back the leases of a worker now."""
+        await self._reap(worker, _REAP_DELAYS[0])
+
+    def reap_late(self, worker: str) -> None:
+        """Take back the leases that its last statements create later."""
+        for delay in _REAP_DELAYS[1:]:
+            task = asyncio.get_running_loop().create_task(self._reap(worker, delay))
+            self._pending.add(task)
+            task.add_done_callback(self._pending.discard)
+
+    def close(self) -> None:
+        """Stop."""
+        for task in self._pending:
+            task.cancel()
 
     async def _reap(self, worker: str, delay: float) -> None:
-        """Take back the leases of a dead child without waiting for them to expire."""
         await asyncio.sleep(delay)
-        policy = leases.CrashPolicy.of(self._settings)
         try:
             while True:
-                reaped = await self._database.run_in_transaction(leases.reap_worker(worker, policy))
+                reaped = await self._database.run_in_transaction(leases.reap_worker(worker, self._policy))
                 if not reaped.ids:
                     return
+                self._counts.crashed(reaped.crashes)
+                await self._counts.write(self._database, worker, self._clock)
                 _log.warning("leases of a crashed worker reaped: worker %s, ids %s", worker, reaped.ids[:20])
                 self._telemetry.emit(
                     ReaperReaped(count=len(reaped.ids), ids=tuple(reaped.ids), capped=tuple(reaped.capped))
@@ -210,8 +232,8 @@ class Supervisor:
             _log.warning("leases not reaped: worker %s: %s; they will expire", worker, error)
 
 
-class _Child:
-    """One child process, and the socket to it."""
+class WorkerProcess:
+    """A process that runs the command of this one as a worker, and the socket to it."""
 
     def __init__(
         self, number: int, worker: str, process: asyncio.subprocess.Process, channel: socket.socket
@@ -225,7 +247,8 @@ class _Child:
         return f"process {self.number} (pid {self.process.pid})"
 
     @classmethod
-    async def start(cls, number: int) -> _Child:
+    async def start(cls, number: int) -> WorkerProcess:
+        """Start it."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         worker = f"{socket.gethostname()}:{os.getpid()}-{number}:{secrets.token_hex(3)}"
@@ -243,16 +266,18 @@ class _Child:
             theirs.close()
         return cls(number, worker, process, ours)
 
-    def send(self, command: bytes) -> None:
-        with suppress(OSError):  # the child has died
-            self._channel.send(command)
+    def stop(self, *, skip_drain: bool = False) -> None:
+        """Command it to stop: to drain, or to release its executions at once."""
+        with suppress(OSError):  # it has died
+            self._channel.send(_SKIP_DRAIN if skip_drain else _DRAIN)
 
     async def is_ready(self) -> bool:
-        """Wait until the child is ready; false if it dies before."""
+        """Wait until it is ready; false if it dies before."""
         try:
             return bool(await asyncio.get_running_loop().sock_recv(self._channel, 1))
         except OSError:
             return False
 
     def close(self) -> None:
+        """Close the socket of a process that has ended."""
         self._channel.close()

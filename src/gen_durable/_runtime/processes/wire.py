@@ -9,7 +9,7 @@ import typing
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 from decimal import Decimal
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -19,14 +19,20 @@ from ..._core.settle import Bounds
 from ...context import Cancellation
 from ...errors import UsageError
 from ...outcome import Effect, Sql
+from ...progress import Progress
 from .import_path import ImportPath, import_path
 
 __all__ = [
     "Answer",
+    "Call",
+    "Checkpoint",
     "Fetch",
-    "Fetched",
+    "FromStep",
     "Hello",
+    "Items",
     "Ready",
+    "Reply",
+    "Report",
     "Request",
     "answer_of",
     "decoded",
@@ -87,11 +93,31 @@ class Fetch(msgspec.Struct, frozen=True, tag=True):
     ids: list[int]
 
 
-class Fetched(msgspec.Struct, frozen=True):
-    """The reply to `Fetch`: the content, or an error."""
+class Checkpoint(msgspec.Struct, frozen=True, tag=True):
+    """Store the checkpoint of the running step."""
+
+    text: str
+
+
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """Tell how far the running step is. There is no reply."""
+
+    progress: Progress
+
+
+class Items(msgspec.Struct, frozen=True, tag=True):
+    """Publish items, by stream. There is no reply: while the buffer of the worker is full, it does not read on."""
+
+    items: dict[str, list[str | None]]
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The reply to a call: what was loaded, or an error."""
 
     signals: dict[int, str] = {}
     children: dict[int, ChildContent] = {}
+    is_lost: bool = False
+    """Whether the execution has lost its lease, so that nothing was written."""
     error: str | None = None
 
 
@@ -104,6 +130,12 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     """What the step raised, if the outcome comes from its handler."""
     logged: list[tuple[int, str]]
     """Level and text of log lines of the engine, for the log of the worker."""
+
+
+Call: TypeAlias = Fetch | Checkpoint
+"""What a running step asks of its worker. The process waits for the `Reply` before its next call."""
+FromStep: TypeAlias = Answer | Call | Report | Items
+"""What a process sends while it runs a step."""
 
 
 # Without the execution, which the worker has, and the effect, which is encoded separately.
