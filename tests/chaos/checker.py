@@ -222,10 +222,10 @@ def _end_of(evidence: Evidence, id: int, row: Line) -> Iterator[str]:
 
 
 def _owners(evidence: Evidence) -> Iterator[str]:
-    """An aborted execution costs an attempt, except by a shutdown."""
+    """An aborted execution costs an attempt, except by a shutdown or at a step that its worker does not have."""
     aborted: dict[Transition, list[Line]] = defaultdict(list)
     for execution in evidence.executions:
-        if execution["status"] == "ABORTED" and execution["outcome"] != "shutdown":
+        if execution["status"] == "ABORTED" and execution["outcome"] not in ("shutdown", "unknown_step"):
             aborted[execution["instance_id"], execution["step_seq"]].append(execution)
     for transition, made in evidence.committed.items():
         attempt = made[0]["attempt"]

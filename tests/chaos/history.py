@@ -8,11 +8,12 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from gen_durable import AsyncClient, Delivered, DuplicateSignal, Machine, NoTargetError
 from gen_durable.errors import DatabaseError, UnreachableError
-from tests.chaos.machines import Collector, Result, Work
+from tests.chaos.machines import Collector, Result
 
 __all__ = ["History", "Producer"]
 
 T = TypeVar("T")
+StateT = TypeVar("StateT")
 History: TypeAlias = list[dict[str, Any]]
 Answer: TypeAlias = Literal["ok", "fail", "unknown"]
 # Each call takes a connection, and connecting takes ten times as long as a call.
@@ -28,7 +29,7 @@ class Producer:
         self.history: History = []
 
     async def insert(
-        self, key: str, machine: type[Machine[Work, Result]], work: Work, **options: Any
+        self, key: str, machine: type[Machine[StateT, Result]], work: StateT, **options: Any
     ) -> int | None:
         """Insert with a unique key, so it can be repeated; return the id, or None if unknown."""
         call = self._invoke("insert", key=key)
@@ -37,7 +38,7 @@ class Producer:
         return None if result is None else result.id
 
     async def insert_surely(
-        self, key: str, machine: type[Machine[Work, Result]], work: Work, **options: Any
+        self, key: str, machine: type[Machine[StateT, Result]], work: StateT, **options: Any
     ) -> int:
         """Insert until it is acknowledged."""
         while (id := await self.insert(key, machine, work, **options)) is None:

@@ -94,17 +94,17 @@ class Page:
 
     journal: ClassVar[Journal]
 
-    def __init__(self, ctx: Context[Work]) -> None:
+    def __init__(self, ctx: Context[Any], **facts: Any) -> None:
         self._ctx = ctx
         self.signature = f"{os.getpid()}:{secrets.token_hex(4)}"
         children = [[child.id, child.status.value] for child in ctx.children]
-        self._note("begin", saw=ctx.state.saw, **({"children": children} if children else {}))
+        self._note("begin", saw=ctx.state.saw, **({"children": children} if children else {}), **facts)
 
     def effect(self) -> None:
         """An external effect, repeated when the step runs again."""
         self._note("effect")
 
-    def end(self, *, spawns: int = 0, pays: bool = False, deletes: bool = False, **changes: Any) -> Work:
+    def end(self, *, spawns: int = 0, pays: bool = False, deletes: bool = False, **changes: Any) -> Any:
         """The signed state of this execution."""
         self._note(
             "end",

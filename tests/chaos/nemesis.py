@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from tests.chaos.arena import Arena
 from tests.chaos.cluster import Cluster
@@ -27,10 +28,13 @@ _CALM_AFTER_CRASH = 6.0
 class Nemesis:
     """Kills, stops, terminates and crashes; then heals everything."""
 
-    def __init__(self, arena: Arena, cluster: Cluster, rng: random.Random, workers: int) -> None:
+    def __init__(
+        self, arena: Arena, cluster: Cluster, rng: random.Random, workers: int, launch: Callable[[], Process]
+    ) -> None:
         self._arena = arena
         self._cluster = cluster
         self._rng = rng
+        self._launch = launch
         self._crew: list[Process] = []
         self._wanted = workers
         self._last_crash = time.monotonic()
@@ -69,7 +73,7 @@ class Nemesis:
         """Replace workers that were killed or exited."""
         self._crew = [process for process in self._crew if process.exit_code is None]
         while len(self._crew) < self._wanted:
-            self._crew.append(self._arena.workers.launch(queues={"default": 5}))
+            self._crew.append(self._launch())
 
     async def _victim(self) -> Process | None:
         """A random running worker."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gen_durable import AsyncClient
 from tests.chaos.arena import Arena
 from tests.chaos.cluster import Cluster
 from tests.chaos.machines import Chain, Payer, Work
@@ -104,3 +105,36 @@ async def test_payments_interrupted_by_an_outage_are_made_once(
         report = await arena.reckoning()
     assert (report.counters["payments"], report.counters["transitions"]) == (120, 120)
     assert report.counters["duplicate step runs"] == 0
+
+
+@pytest.mark.clause("WATCH-2")
+async def test_watch_over_crashes_of_the_server_misses_no_execution(
+    durable_cluster: Cluster, tmp_path: Path
+) -> None:
+    async with (
+        Arena.open(durable_cluster.dsn, tmp_path, PATIENT) as arena,
+        AsyncClient(durable_cluster.dsn) as client,
+    ):
+        await arena.workers.start()
+        await arena.producer.insert_surely("long", Chain, Work(steps=40, pace=0.05))
+        (long,) = await client.list(Chain)
+        seen: list[int] = []
+
+        async def watch() -> None:
+            async for change in client.watch(long):
+                seen.extend(one.attempt for one in change.executions)
+            assert change.instance.status == "done"
+
+        watching = asyncio.ensure_future(watch())
+        for _ in range(3):
+            await asyncio.sleep(0.4)
+            durable_cluster.crash()
+            await asyncio.sleep(0.2)
+            await asyncio.to_thread(durable_cluster.start)
+        async with asyncio.timeout(60):
+            await watching
+        # The watch may begin after the first execution.
+        recorded = [one.attempt for one in await client.executions(long)]
+        assert seen == recorded[-len(seen) :]
+        assert len(seen) >= len(recorded) - 2
+        await arena.reckoning()

@@ -15,6 +15,7 @@ from gen_durable import Queue, Settings, Worker
 from gen_durable.telemetry import AwaitTimeout, Event, OutcomeStale, PickStop, ReaperReaped
 from tests.chaos.journal import Journal
 from tests.chaos.machines import MACHINES, Page
+from tests.chaos.releases import RELEASES
 
 
 class Orders(msgspec.Struct, kw_only=True):
@@ -22,6 +23,8 @@ class Orders(msgspec.Struct, kw_only=True):
     journal: str
     settings: Settings
     queues: dict[str, int]
+    release: str = ""
+    """Run this release of the parcels instead of the other machines."""
 
 
 def main(text: str) -> None:
@@ -29,7 +32,8 @@ def main(text: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(levelname)s %(message)s")
     journal = Page.journal = Journal(Path(orders.journal))
     queues = {name: Queue(concurrency=limit) for name, limit in orders.queues.items()}
-    worker = Worker(MACHINES, dsn=orders.dsn, settings=orders.settings, queues=queues)
+    machines = [RELEASES[orders.release]] if orders.release else MACHINES
+    worker = Worker(machines, dsn=orders.dsn, settings=orders.settings, queues=queues)
 
     def on_first_look(_: PickStop) -> None:
         unsubscribe()

@@ -114,6 +114,7 @@ class Workers:
         *,
         queues: dict[str, int] | None = None,
         settings: Settings | None = None,
+        release: str = "",
     ) -> Process:
         """Start a worker, and do not wait for it."""
         orders = Orders(
@@ -121,6 +122,7 @@ class Workers:
             journal=str(self.journal),
             settings=settings or self.settings,
             queues=queues or {"default": 10},
+            release=release,
         )
         log = self._directory / f"worker-{next(self._numbers)}.log"
         with log.open("wb") as output:

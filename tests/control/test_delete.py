@@ -171,10 +171,10 @@ async def test_key_lookup_prefers_visible_instances_except_for_restore(client: A
 async def test_restored_instance_that_still_executes_ends_as_cancelled(durable_dsn: str) -> None:
     machine = Sitter()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
-        ref = await worker.insert(machine, "", step="deaf")
+        ref = await worker.insert(machine, "", step="deaf", correlation_key="order:1")
         await happens(machine.is_there)
         await worker.soft_delete(ref)
-        assert await worker.restore(ref) == Restored(ref.id, Status.EXECUTING)
+        assert await worker.restore("order:1") == Restored(ref.id, Status.EXECUTING)
         assert await worker.retry(ref) == NotRetried(ref.id, Status.EXECUTING)
         machine.may_go.set()
         assert (await worker.wait(ref, timeout=PATIENCE)).status is Status.CANCELLED

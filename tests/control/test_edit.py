@@ -235,16 +235,8 @@ async def test_edit_checks_state_and_step_against_the_machine(async_durable: Asy
 
 
 @pytest.mark.clause("EDT-2")
-async def test_edit_by_key_checks_the_registered_steps_and_schema(
-    async_durable: AsyncHarness, db: Any
-) -> None:
+async def test_edit_by_key_checks_the_registered_steps_and_schema(async_durable: AsyncHarness) -> None:
     ref = await async_durable.insert(Shop, Cart(1), correlation_key="cart")
-    schema = msgspec.json.encode(msgspec.json.schema(Cart)).decode()
-    await db.execute(
-        """insert into gen_durable.machines (fsm, fsm_version, initial_step, queue, steps, state_schema)
-           values ('Shop', 1, 'open', 'default', '["open", "ship", "give_away"]', $1)""",
-        schema,
-    )
     with pytest.raises(EncodeError, match=r"as Shop version 1: expected integer, got string - at `\$.items`"):
         await async_durable.edit("cart", state={"items": "many"})
     with pytest.raises(UnknownStepError, match="has no step 'shop'; did you mean 'ship'"):

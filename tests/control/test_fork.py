@@ -16,8 +16,11 @@ from gen_durable import (
     Next,
     NoTargetError,
     Outcome,
+    ScheduleChildren,
     Signal,
+    Spec,
     Status,
+    Stop,
     UsageError,
     step,
 )
@@ -129,3 +132,156 @@ async def test_impossible_forks_insert_nothing(async_durable: AsyncHarness) -> N
 def test_blocking_client_forks(durable: Harness) -> None:
     ref = durable.insert(Order, {"n": 1})
     assert durable.fork(ref, step=Order.ship) == Forked(ref.id + 1, ref.id, 0, Status.RUNNABLE)
+
+
+class Payment(Machine[State, Any], history="all"):
+    """Waits for `paid`, and stops if its state says so."""
+
+    paid: Signal[int] = Signal("paid", int)
+
+    @step
+    async def open(self, ctx: Context[State]) -> Outcome[Any]:
+        return Await(self.paid, then=self.book, timeout=timedelta(hours=1))
+
+    @step
+    async def book(self, ctx: Context[State]) -> Outcome[Any]:
+        return Stop("no") if ctx.state.get("stops") else Done([ctx.awaited.get(self.paid), ctx.timed_out])
+
+
+def _booked(durable: Harness, forked: Forked) -> Any:
+    """What a fork books that waits for a signal of its own."""
+    assert forked.status is Status.AWAITING_SIGNAL
+    durable.drain()
+    durable.signal(forked.id, Payment.paid, 9)
+    durable.drain()
+    return durable.assert_done(forked.id)
+
+
+@pytest.mark.clause("FRK-1", "EDT-6")
+def test_fork_at_an_edit_repeats_the_await_that_the_edit_kept(durable: Harness) -> None:
+    ref = durable.insert(Payment, {})
+    durable.drain()
+    durable.edit(ref, state={"n": 1})
+    durable.edit(ref, state={"n": 2}, step=Payment.book)
+    durable.signal(ref, Payment.paid, 5)
+    durable.edit(ref, state={"n": 3})
+    durable.drain()
+    assert durable.assert_done(ref) == [5, False]
+    for at in (1, 2, 3, 4):
+        assert _booked(durable, durable.fork(ref, at=at)) == [9, False]
+
+
+@pytest.mark.clause("FRK-1")
+def test_fork_after_an_edit_that_ended_the_wait_does_not_wait(durable: Harness) -> None:
+    ref = durable.insert(Payment, {})
+    durable.drain()
+    durable.edit(ref, wake=True)
+    durable.drain()
+    forked = durable.fork(ref, at=2)
+    durable.drain()
+    assert durable.assert_done(forked.id) == [None, False]
+
+
+@pytest.mark.clause("FRK-1")
+@pytest.mark.parametrize("when", ["woken", "failed", "retried", "done"])
+def test_fork_of_a_woken_instance_waits_for_a_signal_of_its_own(durable: Harness, when: str) -> None:
+    ref = durable.insert(Payment, {} if when == "done" else {"stops": True})
+    durable.drain()
+    durable.signal(ref, Payment.paid, 5)
+    if when != "woken":
+        durable.drain()
+    at = None
+    if when == "retried":
+        durable.retry(ref, state={})
+        durable.signal(ref, Payment.paid, 5)
+        durable.drain()
+        at = 2  # the stop
+    assert _booked(durable, durable.fork(ref, at=at, state={})) == [9, False]
+
+
+@pytest.mark.clause("FRK-1")
+def test_fork_of_a_timed_out_instance_is_timed_out(durable: Harness) -> None:
+    ref = durable.insert(Payment, {"stops": True})
+    durable.drain()
+    durable.advance(hours=2)
+    durable.drain()
+    durable.assert_failed(ref)
+    forked = durable.fork(ref, state={})
+    assert forked.status is Status.RUNNABLE
+    durable.drain()
+    assert durable.assert_done(forked.id) == [None, True]
+
+
+class Part(Machine[State, str]):
+    @step
+    async def wait(self, ctx: Context[State]) -> Outcome[str]:
+        return Await("go", then=self.end)
+
+    @step
+    async def end(self, ctx: Context[State]) -> Outcome[str]:
+        return Done("part")
+
+
+class Whole(Machine[State, int], history="all"):
+    @step
+    async def split(self, ctx: Context[State]) -> Outcome[int]:
+        return ScheduleChildren([Spec(Part, {})], then=self.join)
+
+    @step
+    async def join(self, ctx: Context[State]) -> Outcome[int]:
+        return Stop("no") if ctx.state.get("stops") else Done(len(ctx.children))
+
+
+@pytest.mark.clause("FRK-2")
+@pytest.mark.parametrize("stops", [False, True])
+def test_fork_does_not_start_at_a_step_that_joins_children(durable: Harness, stops: bool) -> None:
+    ref = durable.insert(Whole, {"stops": stops})
+    durable.drain()
+    (child,) = durable.children(ref)
+    for _ in range(2):
+        durable.edit(ref, state={"stops": stops})
+
+    def check(*ats: int | None) -> None:
+        for at in ats:
+            with pytest.raises(UsageError, match="its next step joins children"):
+                durable.fork(ref, at=at, state={})
+
+    check(None, 1, 2, 3)
+    durable.signal(child.id, "go")
+    durable.drain()
+    check(None, 1, 2, 3, 4)
+    if stops:
+        durable.retry(ref, state={})
+        durable.drain()
+        check(None, 1, 2, 3, 4, 5)
+    forked = durable.fork(ref, step=Whole.join, state={})
+    durable.drain()
+    assert durable.assert_done(forked.id) == 0
+
+
+@pytest.mark.clause("FRK-1")
+def test_fork_after_an_edit_that_woke_a_parent_does_not_join(durable: Harness) -> None:
+    ref = durable.insert(Whole, {})
+    durable.drain()
+    durable.edit(ref, wake=True)
+    durable.drain()
+    assert durable.assert_done(ref) == 0
+    forked = durable.fork(ref, at=2)
+    durable.drain()
+    assert durable.assert_done(forked.id) == 0
+
+
+@pytest.mark.clause("FRK-1")
+def test_fork_without_history_repeats_the_await(durable: Harness) -> None:
+    class Brief(Payment, history="off"):
+        pass
+
+    ref = durable.insert(Brief, {})
+    durable.drain()
+    durable.signal(ref, Payment.paid, 5)
+    durable.drain()
+    for at in (None, 1):
+        assert _booked(durable, durable.fork(ref, at=at, state={})) == [9, False]
+    given = durable.fork(ref, at=1, state={}, step=Brief.book)
+    durable.drain()
+    assert durable.assert_done(given.id) == [None, False]

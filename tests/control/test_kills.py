@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,40 @@ async def test_client_killed_during_a_bulk_verb(durable_dsn: str, db: Any, verb:
                 assert {type(await client.restore(ref)) for ref in refs} == {Restored}
     states = await job_states(db, [ref.id for ref in refs])
     assert set(states) == ({"PENDING"} if verb == "retry" else {"CANCELLED"})
+
+
+@pytest.mark.clause("BAT-2")
+@pytest.mark.parametrize("verb", ["cancel", "retry"])
+async def test_runner_of_a_batch_killed_twice(
+    durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch, verb: Any
+) -> None:
+    """Another process continues: each instance is changed and counted once."""
+    monkeypatch.setattr("gen_durable._verbs.batches._LEASE", timedelta(seconds=2))
+    many = 20_000
+    async with AsyncClient(durable_dsn) as client:
+        for first in range(0, many, 5_000):
+            await client.insert_all([Spec(Plain, n) for n in range(first, first + 5_000)])
+        if verb == "retry":
+            await client.cancel_all()
+        batch = await client.start_batch(verb, actor="ann")
+        for killed_after in (2_000, 8_000):
+            async with program("tests.control.bulk_client", durable_dsn, "batch", str(batch.id)) as runner:
+                while (await client.get_batch(batch.id)).visited < killed_after:
+                    await asyncio.sleep(0.01)
+                await runner.kill()
+        killed = await client.get_batch(batch.id)
+        assert (killed.status, killed.is_over) == ("running", False), "until its lease expires"
+        ended = await client.run_batch(batch)
+    outcome = {"cancel": "cancelled", "retry": "retried"}[verb]
+    assert (ended.status, dict(ended.outcomes)) == ("finished", {outcome: many})
+    events = await db.fetchrow(
+        """select count(*) as events, count(distinct instance_id) as instances from gen_durable.audit_events
+            where event = $1 and (data ->> 'batch')::bigint = $2 and actor = 'ann'""",
+        outcome,
+        batch.id,
+    )
+    assert tuple(events) == (many, many)
+    assert await db.fetchval("select lease_token from gen_durable.batches") == 3, "it had three runners"
 
 
 @pytest.mark.clause("CAN-3")

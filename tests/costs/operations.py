@@ -43,8 +43,11 @@ async def _single_inserts(database: Database, rows: int) -> Run:
     return run
 
 
-async def _insert(database: Database, rows: int) -> Run:
-    return lambda: inserted(database, *[new() for _ in range(rows)])
+def _insert(**values: Any) -> Prepare:
+    async def prepare(database: Database, rows: int) -> Run:
+        return lambda: inserted(database, *[new(**_numbered(values, n)) for n in range(rows)])
+
+    return prepare
 
 
 def _pick(**values: Any) -> Prepare:
@@ -163,10 +166,13 @@ _FEW: Final = 50
 _MANY: Final = 500
 _ALL: Final = frozenset({"A", "B"})
 _KEYED: Final = {"concurrency_key": "key {}"}
+_CORRELATED: Final = {"correlation_key": "key {}", "priority": 5}
 OPERATIONS: Final = (
     Operation("insert, one row per call", _FEW, _single_inserts, calls=_FEW),
-    Operation("insert", _MANY, _insert),
+    Operation("insert", _MANY, _insert()),
+    Operation("insert, a correlation key and a priority each", _MANY, _insert(**_CORRELATED)),
     Operation("pick", _MANY, _pick()),
+    Operation("pick, a correlation key each", _MANY, _pick(**_CORRELATED)),
     Operation("pick, a concurrency key each", _MANY, _pick(**_KEYED)),
     Operation("commit `Next`, chained", _MANY, _commit_chained_with(RECORDER)),
     Operation("commit `Next`, not chained", _MANY, _commit("next", payload="1")),

@@ -152,7 +152,11 @@ async def test_names_and_keys_survive_insert_pick_await_signal_and_get(
     found = await database.run(
         search.page(
             search.Filter(
-                fsms=[fsm], steps=[step], queue=queue, unique_key=unique_key, concurrency_key=concurrency_key
+                fsms=[fsm],
+                steps=[step],
+                queues=[queue],
+                unique_keys=[unique_key],
+                concurrency_keys=[concurrency_key],
             ),
             10,
             None,

@@ -107,7 +107,9 @@ async def test_order_holds_with_more_than_100_priorities(
         "insert into gen_durable.gen_durable (fsm, step, priority, eligible_at)"
         " select 'A', 's', p, statement_timestamp() + interval '1 day' from generate_series(-300, 300) p"
     )
-    rows = [new(priority=luck.choice([0, luck.randrange(-300, 300)])) for _ in range(100)]
+    rows = [
+        new(priority=luck.choice([luck.randrange(-12, 13), luck.randrange(-300, 300)])) for _ in range(100)
+    ]
     ids = await inserted(database, *rows)
     if many_due:
         await sql.execute(

@@ -114,6 +114,18 @@ async def test_restore_by_key_takes_the_deleted_instance(sql: Any, one: int) -> 
     assert await sql.fetchval("select deleted_at is null from gen_durable.gen_durable where id = $1", one)
 
 
+async def test_restore_by_key_takes_a_deleted_instance_that_executes(sql: Any, one: int) -> None:
+    """It occupies the key until its execution ends; an earlier instance with the key is deleted as well."""
+    await sql.execute("select gen_durable.soft_delete('k')")
+    await sql.execute("select gen_durable.insert('A', step => 's', correlation_key => 'k')")
+    later = await sql.fetchval("select max(id) from gen_durable.gen_durable")
+    await set_status(sql, later, "executing")
+    await sql.execute("select gen_durable.soft_delete($1::bigint)", later)
+    assert await sql.fetchval("select gen_durable.restore('k')") == "leased"
+    found = await sql.fetch("select id from gen_durable.gen_durable where deleted_at is not null")
+    assert [row["id"] for row in found] == [one]
+
+
 @pytest.mark.clause("SQL-4")
 async def test_unknown_target_is_an_error(sql: Any) -> None:
     for verb in ("cancel", "soft_delete", "restore", "retry"):

@@ -11,14 +11,16 @@ import pytest
 
 from gen_durable import AsyncClient, RateLimit, Settings, Spec, Sql, Status
 from gen_durable._core.model import Committed, DeadLetter, EventRow, Execution, Stale
-from gen_durable._db import admission, lease, pick
+from gen_durable._db import admission, lease, pick, step_data
 from gen_durable._db.pool import Database
 from gen_durable._db.signals import deliver
 from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.maintenance.deadlines import Deadlines
 from gen_durable._runtime.maintenance.reaper import Reaper
 from gen_durable._runtime.pick_source import FromQueue
+from gen_durable._runtime.step_counts import StepCounts
 from gen_durable._runtime.wake import Wakes
+from gen_durable.progress import Progress
 from gen_durable.telemetry import Telemetry
 from tests.clients.machines import Checkout, Order
 from tests.db.raw import fetch
@@ -252,6 +254,16 @@ async def test_long_steps_cost_one_statement_to_record_and_one_to_watch(
         assert sent == ["mark_started", "watch"], count
 
 
+async def test_progress_of_any_number_of_steps_is_one_statement(wire: Wire, database: Database) -> None:
+    for count in (1, 300):
+        await inserted(database, *[new() for _ in range(count)])
+        reports = [step_data.Report(each, Progress(done=1)) for each in await picked(database)]
+        with wire.counted() as sent:
+            assert len(await database.run(step_data.progress(reports))) == count
+            assert await database.run(step_data.checkpoint(reports[0].execution, "7"))
+        assert sent == ["progress", "checkpoint"], count
+
+
 @pytest.mark.parametrize("count", [0, 300])
 async def test_idle_services_cost_the_same_in_a_full_table(
     wire: Wire, database: Database, count: int
@@ -259,7 +271,7 @@ async def test_idle_services_cost_the_same_in_a_full_table(
     await inserted(database, *[new(concurrency_key=f"k{n}") for n in range(count)])
     await picked(database)
     settings = Settings(lease=timedelta(milliseconds=2), heartbeat=timedelta(milliseconds=1))
-    reaper = Reaper(database, settings, Telemetry(), Wakes(), DatabaseStatus())
+    reaper = Reaper(database, settings, Telemetry(), Wakes(), DatabaseStatus(), StepCounts())
     await asyncio.sleep(0.005)  # the reaper waits one lease before it reaps
     with wire.counted() as sent:
         await reaper.tick()

@@ -252,8 +252,8 @@ DELETES = [
         changes=[
             Change(
                 SCHEMA,
-                "gen_durable.cancel_rows(target_ids, reason, actor, false, false, false)",
-                "gen_durable.cancel_rows('{}', reason, actor, false, false, false)",
+                "gen_durable.cancel_rows(target_ids, reason, actor, false, false)",
+                "gen_durable.cancel_rows('{}', reason, actor, false, false)",
             ),
             _NO_TRIGGER,
         ],
@@ -265,8 +265,8 @@ DELETES = [
         changes=[
             Change(
                 SCHEMA,
-                "gen_durable.cancel_rows(target_ids, reason, actor, false, false, false)",
-                "gen_durable.cancel_rows('{}', reason, actor, false, false, false)",
+                "gen_durable.cancel_rows(target_ids, reason, actor, false, false)",
+                "gen_durable.cancel_rows('{}', reason, actor, false, false)",
             ),
             _NO_TRIGGER,
         ],
@@ -522,8 +522,8 @@ RETRIES = [
         changes=[
             Change(
                 SCHEMA,
-                "cancel_requested_at = null, cancel_reason = null, cancelled_by = null,",
-                "cancelled_by = null,",
+                "cancel_requested_at = null, updated_at = statement_timestamp(),\n           cancel_reason",
+                "updated_at = statement_timestamp(),\n           cancel_reason",
             )
         ],
     ),
@@ -531,15 +531,19 @@ RETRIES = [
         name="a retried parent does not wait for its children",
         scenario=retries.retry_parent_and_end_of_child(),
         reason="barrier released early",
-        changes=[
-            Change(SCHEMA, "p.spawn_round = live.parent_round and p.spawn_round = p.step_seq;", "false;")
-        ],
+        changes=[Change(SCHEMA, "p.id = live.parent_id and p.spawn_round = live.parent_round\n", "false\n")],
     ),
     Mutant(
         name="a retried parent waits for every round",
         scenario=retries.retry_parent_in_its_second_round(),
         reason="barrier counts wrong",
-        changes=[Change(SCHEMA, "p.spawn_round = live.parent_round and ", "")],
+        changes=[
+            Change(
+                SCHEMA,
+                "p.id = live.parent_id and p.spawn_round = live.parent_round\n",
+                "p.id = live.parent_id\n",
+            )
+        ],
     ),
     Mutant(
         name="a child ends while its parent returns to the barrier",

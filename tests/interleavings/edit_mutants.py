@@ -6,6 +6,7 @@ from tests.interleavings.mutants import Mutant
 from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenarios import edits
 
+_MOVED = Change(SCHEMA, "and child.id <> all (family))", "and false)")
 _LOCK = Change(
     SCHEMA,
     "perform from gen_durable.gen_durable g where g.id = any (family) order by g.id desc for no key update;",
@@ -83,7 +84,14 @@ MUTANTS = [
                 "                   where p.id = target);",
                 "                   where p.id = target));",
             ),
+            _MOVED,
         ],
+    ),
+    Mutant(
+        name="an edit moves children that it has not locked before their parent",
+        scenario=edits.edit_and_spawn(),
+        reason="deadlock",
+        changes=[_MOVED],
     ),
     Mutant(
         name="a woken parent keeps its barrier",

@@ -6,6 +6,9 @@ from tests.interleavings.mutants import Mutant
 from tests.interleavings.product import Change
 from tests.interleavings.scenarios import events
 
+# The orders of two commits and a tail: only two of them break.
+_ALL = 1680
+
 MUTANTS = [
     Mutant(
         name="whatever is due is published",
@@ -41,6 +44,36 @@ MUTANTS = [
                 "where o.id = mark.id and o.lease_token = $5::bigint",
                 "where o.id = mark.id and $5::bigint > 0",
             )
+        ],
+    ),
+    Mutant(
+        name="the tail reads what is visible",
+        scenario=events.commits_and_tail(),
+        reason="the tail has a gap",
+        changes=[
+            Change(
+                "are_earlier_complete",
+                "pg_snapshot_xmin(pg_current_snapshot())::pg_catalog.text::bigint",
+                "$1::bigint + 1",
+            )
+        ],
+    ),
+    Mutant(
+        name="the tail compares with the largest xid that has ended",
+        scenario=events.commits_and_tail(sample=_ALL),
+        reason="the tail has a gap",
+        changes=[
+            Change("newest_event", "pg_current_xact_id()", "pg_snapshot_xmax(pg_current_snapshot())"),
+            Change("are_earlier_complete", "> $1", ">= $1"),
+        ],
+    ),
+    Mutant(
+        name="the tail compares with the xid of the newest event",
+        scenario=events.commits_and_tail(sample=_ALL),
+        reason="the tail has a gap",
+        changes=[
+            Change("newest_event", "pg_current_xact_id()::pg_catalog.text::bigint", "newest.xid"),
+            Change("newest_event", "(select o.id from", "(select o.id, o.xmin::text::bigint as xid from"),
         ],
     ),
 ]

@@ -71,8 +71,8 @@ def check_audit(before: World, after: World) -> None:
     for id, row in after.instances.items():
         had = before.instances.get(id)
         events = [event for event in after.audit if event["instance_id"] == id]
-        # Audit events of control verbs have no data; only a cancel ends an execution.
-        ends = [event for event in events if event["event"] in _ENDS and event["data"] is not None]
+        # Audit events of control verbs name no execution; only a cancel ends one.
+        ends = [event for event in events if event["event"] in _ENDS and "execution" in (event["data"] or ())]
         ends += [event for event in events if event["event"] == "cancelled" and event["data"] is None]
         made = len(after.records(id)) - len(before.records(id))
         require(len(ends) == made, "not one audit event for each execution that has ended")

@@ -322,6 +322,10 @@ _NOT_PASSED_OVER = (
     " not in (select p.fsm, p.fsm_version, p.queue from gen_durable.passed_over p)"
 )
 _CONSUMED = "select unnest(committed.consumed) as id, committed.step_seq from committed where committed.consumed is not null"
+_CONSUMED_BY_TARGET = (
+    "select s.id, committed.step_seq from committed join gen_durable.signals s on s.target_id = committed.id"
+    " where committed.consumed is not null"
+)
 _ALL_CONSUMED = (
     "select unnest(given.consumed::bigint[]) as id, given.step_seq + 1 as step_seq from unnest("
     f"{number('commit', 'consumed')}::text[], {number('commit', 'step_seqs')}::text::bigint[]) as given (consumed, step_seq)"
@@ -530,6 +534,18 @@ SIGNALS = [
         scenario=signals.park_and_redeliver_what_was_consumed(),
         reason="woken by what it had seen",
         changes=[Change("recheck", "and s.consumed_seq is null", "")],
+    ),
+    Mutant(
+        name="recheck counts signals that the step took",
+        scenario=signals.take_and_deliver(),
+        reason="woken by what it had taken",
+        changes=[Change("recheck", "and s.consumed_seq is null", "")],
+    ),
+    Mutant(
+        name="a step consumes signals that arrived after it had read its inbox",
+        scenario=signals.take_and_deliver(),
+        reason="signals lost or doubled",
+        changes=[Change("commit", _CONSUMED, _CONSUMED_BY_TARGET)],
     ),
     Mutant(
         name="deliver does not lock its target (park)",
@@ -776,6 +792,29 @@ LIMITS = [
         scenario=limits.lower_and_pick(),
         reason="more executions than a limit that was lowered allows",
         changes=[Change("pick_with_admission", "greatest(slots.count - held.count, 0)", "slots.count")],
+    ),
+    Mutant(
+        name="an execution gives back the tokens of a later one",
+        scenario=limits.deferred_and_reap(),
+        reason="a token was given back twice",
+        changes=[
+            Change(
+                SCHEMA,
+                "on g.id = held.id and g.lease_token = held.lease_token and g.step_seq = held.step_seq\n            join",
+                "on g.id = held.id\n            join",
+            ),
+            Change(
+                SCHEMA,
+                "on g.id = held.id and g.lease_token = held.lease_token and g.step_seq = held.step_seq);",
+                "on g.id = held.id);",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a deferred execution keeps its tokens",
+        scenario=limits.deferred_and_reap(),
+        reason="a token was not given back",
+        changes=[Change(SCHEMA, "set full_at = b.full_at - given.time", "set full_at = b.full_at")],
     ),
     Mutant(
         name="ungate assumes that a waiting row exists",

@@ -8,6 +8,8 @@ from typing import Final, NamedTuple
 
 from gen_durable._db import (
     admission,
+    batches,
+    changes,
     collect,
     commit,
     control,
@@ -18,12 +20,29 @@ from gen_durable._db import (
     pick,
     schedules,
     signals,
+    step_data,
+    streams,
 )
 from gen_durable._db.plan import Statement, in_schema
 
 _STATEMENTS: Final[Mapping[str, Statement]] = {
     name: statement
-    for module in (admission, collect, commit, control, insert, lease, outbox, pick, schedules, signals)
+    for module in (
+        admission,
+        batches,
+        changes,
+        collect,
+        commit,
+        control,
+        insert,
+        lease,
+        outbox,
+        pick,
+        schedules,
+        signals,
+        step_data,
+        streams,
+    )
     for name, statement in module._SQL.items()
 }
 SCHEMA: Final = "schema"

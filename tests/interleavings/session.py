@@ -29,7 +29,23 @@ RECORDER: Final = commits.Recorder(WORKER, "all", timedelta(0))
 _EXECUTING_OR_ENDED: Final = ("executing", "done", "failed", "cancelled")
 # Plain reads hold no lock, so the end of their transaction does not matter.
 _READS: Final = frozenset(
-    {"inboxes", "children", "still_held", "commit_status", "stuck_keys", "due_schedules", "find_schedule"}
+    {
+        "inboxes",
+        "children",
+        "still_held",
+        "commit_status",
+        "stuck_keys",
+        "due_schedules",
+        "find_schedule",
+        "newest_event",
+        "are_earlier_complete",
+        "tail_events",
+        "get_batch",
+        "progress_of_batch",
+        "selection",
+        "ids",
+        "ids_upwards",
+    }
 )
 
 

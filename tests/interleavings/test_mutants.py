@@ -6,14 +6,18 @@ import pytest
 
 from tests.interleavings import (
     audit_mutants,
+    batch_mutants,
     collecting_mutants,
     control_mutants,
     edit_mutants,
     event_mutants,
     schedule_mutants,
+    step_data_mutants,
+    stream_mutants,
     undo_mutants,
     unkept_mutants,
     upgrade_mutants,
+    watch_mutants,
 )
 from tests.interleavings.bench import Bench
 from tests.interleavings.explore import explore, sample
@@ -26,15 +30,19 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     "mutant",
     [
         *MUTANTS,
+        *batch_mutants.MUTANTS,
         *control_mutants.MUTANTS,
         *edit_mutants.MUTANTS,
         *event_mutants.MUTANTS,
         *audit_mutants.MUTANTS,
         *schedule_mutants.MUTANTS,
+        *stream_mutants.MUTANTS,
+        *watch_mutants.MUTANTS,
         *collecting_mutants.MUTANTS,
         *undo_mutants.MUTANTS,
         *unkept_mutants.MUTANTS,
         *upgrade_mutants.MUTANTS,
+        *step_data_mutants.MUTANTS,
     ],
     ids=lambda mutant: mutant.name,
 )

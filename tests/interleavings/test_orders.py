@@ -8,6 +8,7 @@ from tests.interleavings.bench import READ_COMMITTED, REPEATABLE_READ, Bench, Pi
 from tests.interleavings.explore import explore, sample
 from tests.interleavings.scenario import Scenario
 from tests.interleavings.scenarios import (
+    batches,
     cancels,
     children,
     collecting,
@@ -22,13 +23,18 @@ from tests.interleavings.scenarios import (
     retries,
     schedules,
     signals,
+    step_data,
+    streams,
     undo,
     unkept,
     upgrades,
+    watches,
 )
 
 AREAS = (
+    batches,
     signals,
+    step_data,
     leases,
     keys,
     children,
@@ -45,6 +51,8 @@ AREAS = (
     undo,
     unkept,
     upgrades,
+    streams,
+    watches,
 )
 # All run with default REPEATABLE READ; these also with READ COMMITTED, and in every order.
 HEART = (
@@ -78,7 +86,8 @@ CASES = [
     if pins is REPEATABLE_READ or scenario.name in HEART
 ]
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+# All orders of the largest scenarios take 20 seconds on an idle machine.
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 
 @pytest.mark.clause(
@@ -108,6 +117,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     "UNDO-8",
     "UNDO-9",
     "UNDO-13",
+    "STR-3",
+    "STR-6",
+    "STR-7",
+    "STR-12",
+    "BAT-2",
+    "BAT-3",
+    "BAT-4",
 )
 @pytest.mark.parametrize(("scenario", "pins", "most"), CASES)
 async def test_every_order_passes(bench: Bench, scenario: Scenario, pins: Pins, most: int | None) -> None:

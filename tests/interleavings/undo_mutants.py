@@ -7,7 +7,19 @@ from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenarios import undo
 from tests.interleavings.world import outcome
 
-_REDIRECTS = "     and not gen_durable.redirects(g.undo_steps, g.compensation, g.cancel_requested_at is not null, o.status)\n"
+_REDIRECTS = (
+    "     and not gen_durable.redirects(\n"
+    "           g.undo_steps, g.compensation, g.deleted_at is not null, g.cancel_requested_at is not null, o.status)\n"
+)
+
+_UNGATED_BEFORE = Change(
+    SCHEMA, "  woken := woken || array(select gen_durable.ungate(live.keys));", "  perform 1;"
+)
+_TO_THE_END = Change(
+    SCHEMA,
+    "when g.status = 'runnable' then least(g.eligible_at, statement_timestamp()) else",
+    "when false then null else",
+)
 
 MUTANTS = [
     Mutant(
@@ -60,8 +72,8 @@ MUTANTS = [
         changes=[
             Change(
                 "reap",
-                "g.undo_steps, g.compensation, judged.is_cancelled",
-                "null, null, judged.is_cancelled",
+                "g.undo_steps, g.compensation, g.deleted_at is not null, judged.is_cancelled",
+                "null, null, g.deleted_at is not null, judged.is_cancelled",
             )
         ],
     ),
@@ -89,5 +101,45 @@ MUTANTS = [
                 "  if old.spawn_round is not null then\n",
             )
         ],
+    ),
+    Mutant(
+        name="a deleted instance goes to its on_cancel step",
+        scenario=undo.delete_of_a_cancelled_execution(plain=True),
+        reason="deleted, and goes to another step",
+        changes=[Change(SCHEMA, "when is_cancel and is_deleted then false", "when false then false")],
+    ),
+    Mutant(
+        name="a delete between a commit and its redirect makes the outcome stale",
+        scenario=undo.delete_of_a_cancelled_execution(plain=False),
+        reason="deleted, and goes to another step",
+        changes=[Change("unwind", "  left join lateral", "  join lateral")],
+    ),
+    Mutant(
+        name="an undo step goes to the end of the rows of its key, and the next row stays gated",
+        scenario=undo.cancel_and_gate(waits=False),
+        reason="the key is free, but its rows are gated",
+        changes=[_UNGATED_BEFORE, _TO_THE_END],
+    ),
+    Mutant(
+        name="a parent leaves the rows of its key, and the next row stays gated",
+        scenario=undo.cancel_and_gate(waits=True),
+        reason="the key is free, but its rows are gated",
+        changes=[_UNGATED_BEFORE],
+    ),
+    Mutant(
+        name="an edit takes another step from an undo",
+        scenario=undo.edit_and_end("cancel"),
+        reason="not the last undo step",
+        changes=[
+            Change(
+                SCHEMA, "when new_step is not null and g.compensation ? 'end' then 'compensating' end", "end"
+            )
+        ],
+    ),
+    Mutant(
+        name="a retried parent is undone while its child runs",
+        scenario=undo.retry_and_end_of_child(),
+        reason="undone before its child",
+        changes=[Change(SCHEMA, "p.compensation ? 'end' and p.status = 'runnable'", "false")],
     ),
 ]

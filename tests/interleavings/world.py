@@ -40,10 +40,15 @@ select (select coalesce(jsonb_agg(to_jsonb(g) || jsonb_build_object(
           from gen_durable.executions e)::text as executions,
        (select coalesce(jsonb_agg(to_jsonb(a) order by a.id), '[]') from gen_durable.audit_events a)::text as audit,
        (select coalesce(jsonb_agg(to_jsonb(o) order by o.id), '[]') from gen_durable.outbox o)::text as outbox,
+       (select coalesce(jsonb_agg(to_jsonb(i) order by i.instance_id, i.stream, i.position), '[]')
+          from gen_durable.stream_items i)::text as items,
        (select coalesce(jsonb_object_agg(job_id, state), '{}') from gen_durable.gen_durable_job_state)::text as states,
        (select coalesce(jsonb_agg(to_jsonb(s)), '[]') from gen_durable.schedules s)::text as schedules,
+       (select coalesce(jsonb_agg(to_jsonb(b)), '[]') from gen_durable.batches b)::text as batches,
        (select coalesce(jsonb_object_agg(name, slots), '{}') from gen_durable.limits
          where kind = 'concurrency')::text as slots,
+       (select coalesce(jsonb_object_agg(key, extract(epoch from full_at - statement_timestamp()) / 86400), '{}')
+          from gen_durable.buckets where isfinite(full_at))::text as buckets,
        (select count(*) from gen_durable.effects) as effects"""
 
 
@@ -57,13 +62,18 @@ class World(msgspec.Struct, frozen=True):
     audit: list[Row]
     """Who did what to an instance, in order."""
     outbox: list[Row]
+    items: list[Row]
+    """The items of streams, by instance, stream and position."""
     states: Mapping[int, str]
     """What the view of job states says of each instance."""
     slots: Mapping[str, int]
     """The concurrency limits."""
+    buckets: Mapping[str, float]
+    """The tokens that are taken from each bucket, if its limit is one per day."""
     effects: int
     """How often the effect of an outcome has happened."""
     schedules: list[Row]
+    batches: list[Row]
 
     def unread(self, target: int) -> list[Row]:
         return [row for row in self.signals if row["target_id"] == target and row["consumed_seq"] is None]
@@ -97,10 +107,13 @@ async def look(conn: Any, schema: str) -> World:
         msgspec.json.decode(found["executions"]),
         msgspec.json.decode(found["audit"]),
         msgspec.json.decode(found["outbox"]),
+        msgspec.json.decode(found["items"]),
         msgspec.json.decode(found["states"], type=dict[int, str]),
         msgspec.json.decode(found["slots"], type=dict[str, int]),
+        msgspec.json.decode(found["buckets"], type=dict[str, float]),
         found["effects"],
         msgspec.json.decode(found["schedules"]),
+        msgspec.json.decode(found["batches"]),
     )
 
 
@@ -182,6 +195,19 @@ def machine(**columns: Any) -> str:
     return _insert("machines", {"fsm": "F", "fsm_version": 1, "initial_step": "s", "queue": QUEUE, **columns})
 
 
+def batch(**columns: Any) -> str:
+    """A batch of all instances, which bob has started."""
+    usual = {
+        "id": 1,
+        "verb": "cancel",
+        "selection": '{"version": 1, "filter": {}}',
+        "actor": "bob",
+        "total": 3,
+        "newest": 3,
+    }
+    return _insert("batches", {**usual, **columns})
+
+
 def unserved(fsm: str) -> str:
     """A machine that no worker has run for an hour."""
     return _insert("unserved", {"fsm": fsm, "fsm_version": 1, "queue": QUEUE, "since": -FUTURE})
@@ -207,11 +233,11 @@ def slots(name: str, count: int) -> str:
     return f"insert into gen_durable.limits (name, kind, slots) values ('{name}', 'concurrency', {count})"
 
 
-def rate(name: str) -> str:
+def rate(name: str, burst: int = 1) -> str:
     """A rate limit of one start per day."""
     return (
         "insert into gen_durable.limits (name, kind, allowed, period, burst)"
-        f" values ('{name}', 'rate', 1, interval '1 day', 1)"
+        f" values ('{name}', 'rate', 1, interval '1 day', {burst})"
     )
 
 

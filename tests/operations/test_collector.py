@@ -461,3 +461,19 @@ async def test_retried_instance_does_not_expire(
 def test_invalid_retention_is_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         job("j", **options)
+
+
+@pytest.mark.clause("GC-16")
+async def test_batches_that_have_ended_are_removed(client: Any, database: Database, db: Any) -> None:
+    open_batch = await client.start_batch("cancel")
+    for age in ("89 days", "91 days"):
+        ended = await client.stop_batch(await client.start_batch("cancel"))
+        await db.execute(
+            "update gen_durable.batches set finished_at = now() - $1::text::interval, created_at = now() - interval '1 y'"
+            " where id = $2",
+            age,
+            ended.id,
+        )
+    await db.execute("update gen_durable.batches set created_at = now() - interval '1 y'")
+    await sweep(database)
+    assert [batch.id for batch in await client.batches()] == [2, open_batch.id]

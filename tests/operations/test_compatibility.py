@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,11 @@ from gen_durable import (
     Machine,
     Next,
     Outcome,
+    Retry,
     ScheduleChildren,
     Signal,
     Spec,
+    UsageError,
     Worker,
     step,
     upgrade,
@@ -29,6 +34,7 @@ from gen_durable import (
 from gen_durable._db import workers
 from gen_durable._db.pool import Database
 from gen_durable.cli.root import root
+from gen_durable.reasons import Incompatible
 from tests.support.settings import AN_HOUR, CALM
 from tests.support.waiting import PATIENCE, until_true
 from tests.support.worker_rows import WORKER_ROW
@@ -147,6 +153,49 @@ class WrongUpgrade(Newer, name="shop", version=2):
         return state
 
 
+class RaisingUpgrade(Newer, name="shop", version=2):
+    @upgrade(from_version=1)
+    @staticmethod
+    def fail(state: dict[str, Any]) -> dict[str, Any]:
+        raise KeyError("price")
+
+
+class Booking(Machine[None, None], name="booking"):
+    paid = Signal("paid")
+
+    @step(undo="release")
+    async def reserve(self, ctx: Context[None]) -> Outcome[None]:
+        return Await(self.paid, then=self.end)
+
+    @step
+    async def end(self, ctx: Context[None]) -> Outcome[None]:
+        return Done(None)
+
+    @step
+    async def release(self, ctx: Context[None]) -> Outcome[None]:
+        return Done(None)
+
+
+class RenamedUndo(Booking, name="booking"):
+    """`release` is now `free`."""
+
+    release = None  # type: ignore[assignment]  # removed
+
+    @step(undo="free")
+    async def reserve(self, ctx: Context[None]) -> Outcome[None]:
+        return Await(self.paid, then=self.end)
+
+    @step
+    async def free(self, ctx: Context[None]) -> Outcome[None]:
+        return Done(None)
+
+
+class UndoRenamedWell(RenamedUndo, name="booking"):
+    @step(was="release")
+    async def free(self, ctx: Context[None]) -> Outcome[None]:
+        return Done(None)
+
+
 @pytest.fixture
 async def parked(durable_dsn: str) -> None:
     """Two instances of shop version 1 that await `paid`."""
@@ -226,10 +275,84 @@ async def test_upgrade_that_does_not_give_the_new_state_is_found(client: Any) ->
 
 
 @pytest.mark.clause("GRAPH-5")
+@pytest.mark.usefixtures("parked")
+async def test_upgrade_that_raises_is_found_with_its_exception(client: Any) -> None:
+    (found,) = await client.check(RaisingUpgrade)
+    assert (found.code, found.facts["count"]) == ("state.undecodable", 2)
+    assert "the upgrade raised KeyError: 'price'" in found.what
+    assert found.fix == "correct the upgrades from version 1 on"
+
+
+@pytest.mark.clause("GRAPH-5")
+async def test_recorded_undo_step_that_the_code_does_not_have_is_found(client: Any, durable_dsn: str) -> None:
+    async with Worker([Booking], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Booking)
+        await worker.wait(ref, until="parked", timeout=PATIENCE)
+    (found,) = await client.check(RenamedUndo)
+    assert (found.code, found.facts["step"], found.facts["ids"]) == (
+        "instance.undo_unknown",
+        "release",
+        [ref.id],
+    )
+    assert (
+        "1 live instance of booking version 1 (of 1 that were read) has recorded undo step release"
+        in found.what
+    )
+    assert await client.check(UndoRenamedWell) == []
+    assert await client.check(Booking) == []
+
+
+@pytest.mark.clause("GRAPH-5")
 async def test_sample_is_bounded_and_every_reads_all(client: Any) -> None:
     await client.insert_all([Spec(Shop, Cart(1)) for _ in range(150)])
     (sampled,) = await client.check(Retyped)
     (complete,) = await client.check(Retyped, every=True)
+    assert (sampled.facts["count"], complete.facts["count"]) == (100, 150)
+
+
+@pytest.mark.clause("GRAPH-5")
+async def test_every_finds_an_unknown_step_behind_many_instances(client: Any) -> None:
+    await client.insert_all([Spec(Shop, Cart(1)) for _ in range(1_100)])
+    await client.insert(Shop, Cart(1), step="decide")
+    assert await client.check(Renamed) == [], "outside the 1,000 instances that a sample reads"
+    (found,) = await client.check(Renamed, every=True)
+    assert (found.code, found.facts["step"], found.facts["count"]) == ("instance.step_unknown", "decide", 1)
+
+
+@pytest.mark.clause("GRAPH-5")
+async def test_every_counts_instances_at_unknown_steps_exactly(client: Any) -> None:
+    await client.insert_all([Spec(Shop, Cart(1), step="decide") for _ in range(1_100)])
+    (sampled,) = await client.check(Renamed)
+    (complete,) = await client.check(Renamed, every=True)
+    assert sampled.what.startswith("at least 1000 live instances of shop")
+    assert complete.what.startswith("1100 live instances of shop")
+
+
+@pytest.mark.clause("GRAPH-5")
+@pytest.mark.parametrize("status", ["executing", "gated"])
+async def test_every_reads_all_gated_and_executing_instances(client: Any, db: Any, status: str) -> None:
+    await client.insert_all([Spec(Shop, Cart(1)) for _ in range(1_100)])
+    if status == "gated":
+        await db.execute("update gen_durable.gen_durable set concurrency_key = 'k', gated = true")
+    else:
+        await db.execute(
+            "update gen_durable.gen_durable set status = 'executing', leased_at = now(), "
+            "lease_expires_at = now() + interval '1 h', lease_token = 7, execution = 1"
+        )
+    (found,) = await client.check(Retyped, every=True)
+    assert (found.code, found.facts["count"]) == ("state.undecodable", 1_100)
+
+
+@pytest.mark.clause("GRAPH-5")
+async def test_every_reads_all_unread_signals(client: Any, db: Any) -> None:
+    ref = await client.insert(Shop, Cart(1))
+    await client.signal(ref, Shop.paid, 1)
+    await db.execute(
+        "insert into gen_durable.signals (target_id, name, payload) "
+        "select target_id, name, payload from gen_durable.signals, generate_series(1, 149)"
+    )
+    (sampled,) = await client.check(Repaid)
+    (complete,) = await client.check(Repaid, every=True)
     assert (sampled.facts["count"], complete.facts["count"]) == (100, 150)
 
 
@@ -287,6 +410,69 @@ async def test_starting_worker_logs_one_warning_per_group(
     assert warnings() == []
 
 
+@pytest.mark.clause("GRAPH-5")
+@pytest.mark.usefixtures("parked")
+async def test_doctor_and_explain_know_what_a_worker_found_at_its_start(
+    client: Any, db: Any, durable_dsn: str
+) -> None:
+    async def found() -> list[str]:
+        return [each.code for each in await client.doctor()]
+
+    (first, second) = await db.fetchval("select array_agg(id order by id) from gen_durable.gen_durable")
+    async with Worker([Retyped], dsn=durable_dsn, settings=CALM) as worker:
+        while "state.undecodable" not in await found():
+            await asyncio.sleep(0.02)
+        assert sorted(await found()) == ["signal.unknown", "state.undecodable"]
+        findings = {each.code: each for each in await client.doctor()}
+        state = findings["state.undecodable"]
+        assert state.facts["workers"] == [worker.name]
+        assert re.match(f"worker {worker.name} found at .*: 2 live instances of shop version 1 ", state.what)
+        reasons = [each for each in (await client.explain(first)).reasons if isinstance(each, Incompatible)]
+        assert {each.code for each in reasons} == {"state.undecodable", "signal.unknown"}
+        assert {(each.workers, each.fix) for each in reasons} == {
+            ((worker.name,), each.fix) for each in findings.values()
+        }
+        assert "gen-durable signal" not in str(await client.explain(first)), "the instance would fail"
+        await client.cancel(first)
+        assert not any(isinstance(each, Incompatible) for each in (await client.explain(first)).reasons)
+        assert sorted(await found()) == ["signal.unknown", "state.undecodable"]
+        await client.cancel(second)
+        assert await found() == []
+
+
+class Slow(Machine[int, int], name="slow"):
+    @step(checkpoint=int)
+    async def go(self, ctx: Context[int]) -> Outcome[int]:
+        await ctx.checkpoint(7)
+        return Retry(timedelta(days=1))
+
+
+class SlowList(Machine[int, int], name="slow"):
+    @step(checkpoint=list[int])
+    async def go(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(0)
+
+
+@pytest.mark.clause("GRAPH-5")
+async def test_checkpoint_that_does_not_fit_is_found(client: Any, durable_dsn: str) -> None:
+    async with Worker([Slow], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Slow, 1)
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            while (await worker.get(ref)).checkpoint is None:  # type: ignore[union-attr]  # it exists
+                await asyncio.sleep(0.02)
+    (found,) = await client.check(SlowList)
+    assert (found.code, found.facts["step"], found.facts["ids"]) == ("checkpoint.undecodable", "go", [ref.id])
+    assert await client.check(Slow) == []
+
+
+@pytest.mark.clause("GRAPH-5")
+@pytest.mark.usefixtures("parked")
+async def test_version_of_newer_code_needs_no_upgrade(client: Any, db: Any) -> None:
+    await db.execute("update gen_durable.gen_durable set fsm_version = 2")
+    (found,) = await client.check(Shop)
+    assert found.fix == "newer code has inserted or upgraded them: let workers with version 2 run"
+
+
 async def register(database: Database, name: str, *machines: tuple[str, int, list[str]]) -> None:
     row = msgspec.structs.replace(
         WORKER_ROW,
@@ -340,3 +526,8 @@ async def test_worker_warns_of_other_steps_in_another_worker(
 async def test_check_of_an_empty_database_finds_nothing(durable_dsn: str) -> None:
     async with AsyncClient(durable_dsn) as client:
         assert await client.check(Shop) == []
+
+
+async def test_check_without_a_machine_is_an_error(client: Any) -> None:
+    with pytest.raises(UsageError, match="check got no machine"):
+        await client.check()

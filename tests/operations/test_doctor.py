@@ -182,6 +182,60 @@ async def test_due_work_without_a_worker(db: Any, database: Database, client: An
     )
 
 
+@pytest.mark.clause("OPS-9")
+async def test_parked_instances_of_an_unknown_version(db: Any, database: Database, client: Any) -> None:
+    await put(db, "awaiting_signal", fsm_version=2, rest_step="s", awaits="{go}")
+    assert codes(await client.doctor()) == [], "no worker is live"
+    await database.run(workers.announce(WORKER_ROW, AN_HOUR))
+    await put(db, "awaiting_children", fsm_version=2, step="t", rest_step="t", children_pending=1)
+    await put(db, fsm_version=2)
+    await put(db, "awaiting_signal", rest_step="s", awaits="{go}")
+    await put(db, "awaiting_signal", fsm_version=2, rest_step="s", awaits="{go}", queue="elsewhere")
+    await put(db, "done", fsm_version=3, rest_step="s")
+    (unknown,) = await client.doctor()
+    assert (unknown.code, unknown.facts) == (
+        "machine.unknown",
+        {"queue": "default", "machine": "A", "version": 2, "count": 3},
+    )
+    assert unknown.what == "no live worker of queue default runs A version 2; 3 waiting instances"
+
+
+@pytest.mark.clause("OPS-9")
+async def test_queues_at_capacity(db: Any, database: Database, client: Any) -> None:
+    one = msgspec.structs.replace(WORKER_ROW, capacities=[1])
+    await database.run(workers.announce(one, AN_HOUR))
+    await put(db, eligible_at="=now() - interval '6 min'")
+    assert codes(await client.doctor()) == []
+    await put(db, "executing", locked_by="w", leased_at="=now()")
+    (busy,) = await client.doctor()
+    assert (busy.code, busy.severity) == ("queue.busy", "notice")
+    assert {name: busy.facts[name] for name in ("queue", "workers", "running", "capacity")} == {
+        "queue": "default",
+        "workers": 1,
+        "running": 1,
+        "capacity": 1,
+    }
+    await db.execute("update gen_durable.gen_durable set eligible_at = now() where status = 'runnable'")
+    assert codes(await client.doctor()) == []
+    await db.execute("update gen_durable.gen_durable set eligible_at = now() - interval '6 min'")
+    await client.set_queue("default", concurrency=2)
+    assert codes(await client.doctor()) == []
+    await client.set_queue("default", concurrency=None)
+    shared = msgspec.structs.replace(WORKER_ROW, name="w2", capacity=1)
+    await database.run(workers.announce(shared, AN_HOUR))
+    assert codes(await client.doctor()) == []
+    await put(db, "executing", locked_by="w2", queue="elsewhere", leased_at="=now()")
+    assert codes(await client.doctor()) == ["queue.busy"]
+    await client.pause_queue("default")
+    assert codes(await client.doctor()) == ["queue.paused"]
+    await client.resume_queue("default")
+    prefixed = msgspec.structs.replace(
+        WORKER_ROW, name="w3", queues=[], capacities=[], prefixes=["A"], prefix_capacities=[1]
+    )
+    await database.run(workers.announce(prefixed, AN_HOUR))
+    assert codes(await client.doctor()) == []
+
+
 @pytest.mark.clause("OPS-9", "VER-8")
 async def test_steps_that_no_live_worker_has(db: Any, database: Database, client: Any) -> None:
     row = msgspec.structs.replace(
@@ -288,6 +342,22 @@ async def test_overdue_schedules(db: Any, client: Any) -> None:
     assert (finding.code, finding.facts["count"]) == ("schedule.overdue", 2)
     assert finding.facts["names"] == ["late", "later"]
     assert finding.what.endswith("no worker fires them: late, later")
+
+
+@pytest.mark.clause("OPS-9")
+async def test_schedules_that_cannot_insert(db: Any, client: Any) -> None:
+    for name in ("broken", "busy", "fine", "paused"):
+        await client.put_schedule(Schedule(name, Spec(Plain, 1), every=AN_HOUR))
+    await client.pause_schedule("paused")
+    await db.execute(
+        """update gen_durable.schedules s set last_error = given.error
+             from (values ('broken', 'there is no such machine'), ('busy', 'an instance of it was still live'),
+                          ('paused', 'there is no such machine')) as given (name, error) where given.name = s.name"""
+    )
+    (finding,) = await client.doctor()
+    assert (finding.code, finding.severity) == ("schedule.failing", "problem")
+    assert finding.what == "schedule broken inserted nothing at its last fire time: there is no such machine"
+    assert finding.fix.endswith("gen-durable schedules rm broken")
 
 
 @pytest.mark.clause("OPS-9")
@@ -415,3 +485,21 @@ async def test_schemas_writable_by_other_roles(db: Any, durable_dsn: str) -> Non
             assert finding.what.startswith(f"{role} may create in schema shop, which is on the search_path")
     finally:
         await db.execute(f"drop owned by {role}; drop role {role}")
+
+
+@pytest.mark.clause("OPS-9")
+async def test_batch_that_no_process_runs(db: Any, client: Any) -> None:
+    batch = await client.start_batch("cancel", "Plain")
+    assert codes(await client.doctor()) == []
+    await db.execute("update gen_durable.batches set updated_at = now() - interval '2 min'")
+    (finding,) = await client.doctor()
+    assert (finding.code, finding.severity) == ("batch.abandoned", "notice")
+    assert finding.what.startswith(
+        "batch 1 (cancel, 0 instances) is not finished, and no process has run it since 2"
+    )
+    assert finding.fix == "continue it: gen-durable batches run 1; or end it: gen-durable batches stop 1"
+    await db.execute("update gen_durable.batches set lease_expires_at = now() + interval '1 min'")
+    assert codes(await client.doctor()) == []
+    await client.stop_batch(batch)
+    await db.execute("update gen_durable.batches set updated_at = now() - interval '2 min'")
+    assert codes(await client.doctor()) == []

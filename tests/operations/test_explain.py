@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -10,9 +11,24 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from gen_durable import AsyncClient, ConcurrencyLimit, Explanation, NoTargetError, RateLimit, Status, Worker
+from gen_durable import (
+    AsyncClient,
+    Backoff,
+    ConcurrencyLimit,
+    Context,
+    Explanation,
+    Machine,
+    NoTargetError,
+    Outcome,
+    RateLimit,
+    Status,
+    Worker,
+    step,
+)
 from gen_durable._db import admission, explain, pick, workers
 from gen_durable._db.pool import Database
+from gen_durable.operations import BlockedLoop
+from gen_durable.progress import Progress
 from gen_durable.reasons import (
     AwaitingChildren,
     AwaitingSignals,
@@ -23,19 +39,23 @@ from gen_durable.reasons import (
     Finished,
     Holder,
     KeyBusy,
+    LoopBlocked,
     NotDue,
     NotFirstInLine,
     NoWorkerForMachine,
     NoWorkerForQueue,
     QueuePaused,
     Reason,
+    Retrying,
     UnknownLimit,
+    UnreadSignals,
     Waiting,
+    WorkersBusy,
 )
 from tests.operations.rows import put
 from tests.support.machines import Order
 from tests.support.settings import AN_HOUR, CALM
-from tests.support.waiting import holds
+from tests.support.waiting import PATIENCE, holds
 from tests.support.worker_rows import WORKER_ROW
 
 NINE: Final = datetime(2030, 1, 1, 9, tzinfo=UTC)
@@ -78,19 +98,57 @@ async def test_every_obstacle_is_named(db: Any, client: Any) -> None:
     id = await put(db, concurrency_key="k", eligible_at="=now() + interval '1 h'")
     paused = await client.pause_queue("default", actor="ann")
     assert await reasons(client, id) == [
+        QueuePaused(queue="default", since=paused.paused_at, by="ann"),
         NotDue(until=await at(db, id, "eligible_at")),
         KeyBusy(key="k", slots=1, holders=(Holder(holder, "w9", await at(db, holder, "leased_at")),)),
-        QueuePaused(queue="default", since=paused.paused_at, by="ann"),
     ]
 
 
+@pytest.mark.clause("OPS-11")
 @pytest.mark.usefixtures("served")
-async def test_delay_of_a_retry_names_its_error(db: Any, client: Any) -> None:
-    later: Any = {"eligible_at": "=now() + interval '1 h'", "last_error": "OSError: no answer"}
-    (retry,) = await reasons(client, await put(db, attempt=2, **later))
-    assert str(retry).endswith("; retry after attempt 2: OSError: no answer")
-    (delayed,) = await reasons(client, await put(db, **later))  # the error is that of an earlier step
-    assert (delayed.failed_attempts, delayed.last_error) == (0, None)
+async def test_failed_attempts_come_before_the_delay_of_the_retry(db: Any, client: Any) -> None:
+    """The error of the step is named, not that of an earlier step, and how many attempts it has left."""
+    failed: Any = {
+        "last_error": "OSError: no answer",
+        "error": '{"type": "OSError", "step": "s", "attempt": 1}',
+    }
+    later: Any = {"eligible_at": "=now() + interval '1 h'", **failed}
+    id = await put(db, attempt=2, max_attempts=3, **later)
+    until = await at(db, id, "eligible_at")
+    assert await reasons(client, id) == [
+        Retrying(step="s", attempts=2, max_attempts=3, last_error="OSError: no answer", until=until)
+    ]
+    (delayed,) = await reasons(client, await put(db, **later))
+    assert type(delayed) is NotDue
+    other = {**later, "error": '{"type": "OSError", "step": "earlier", "attempt": 1}'}
+    (returned,) = await reasons(client, await put(db, attempt=2, max_attempts=3, **other))
+    assert (returned.attempts, returned.max_attempts, returned.last_error) == (2, None, None)
+    (crashed,) = await reasons(client, await put(db, attempt=2, crash_count=1, **later))
+    assert (crashed.crashes, crashed.last_error) == (1, "OSError: no answer")
+    due, waiting = await reasons(client, await put(db, attempt=2, **failed))
+    assert (due.until, type(waiting)) == (None, Waiting)
+    running, executing = await reasons(
+        client, await put(db, "executing", attempt=2, leased_at="=now()", **failed)
+    )
+    assert (running.attempts, running.until, type(executing)) == (2, None, Executing)
+
+
+@pytest.mark.clause("OPS-11")
+async def test_limit_of_attempts_is_that_of_the_step(durable_dsn: str) -> None:
+    class Broken(Machine[None, None], retry=Backoff(max_attempts=5, base=AN_HOUR)):
+        @step(was=("former",))
+        async def charge(self, ctx: Context[None]) -> Outcome[None]:
+            raise TimeoutError("no answer")
+
+    async with Worker([Broken], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Broken)
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            while not isinstance((explained := await worker.explain(ref)).reasons[0], Retrying):
+                await asyncio.sleep(0.01)
+    (reason,) = explained.reasons
+    assert str(reason).startswith(
+        "step charge failed 1 of 5 times: TimeoutError: no answer; next attempt at "
+    )
 
 
 @pytest.mark.clause("OPS-8")
@@ -218,9 +276,70 @@ async def test_signals_that_are_not_awaited_are_named(db: Any, client: Any) -> N
     id = await put(db, "awaiting_signal", awaits="{paid}")
     for name in ("payd", "payd", "note"):
         await client.signal(id, name)
-    (waiting,) = await reasons(client, id)
-    assert waiting.others == ("note", "payd")
-    assert str(waiting).endswith('no deadline; not awaited, in its inbox: "note", "payd"')
+    unread, waiting = await reasons(client, id)
+    assert unread == UnreadSignals(names=("note", "payd"), meant={"payd": "paid"})
+    assert type(waiting) is AwaitingSignals
+    await db.execute("delete from gen_durable.signals where name = 'payd'")
+    _, unread = await reasons(client, id)
+    assert unread == UnreadSignals(names=("note",))
+
+
+@pytest.mark.clause("OPS-11")
+@pytest.mark.usefixtures("served")
+async def test_undeclared_signals_are_named_in_every_live_status(db: Any, client: Any) -> None:
+    """A declared signal may be for a later step, so it is named only beside what the instance awaits."""
+    id = await put(db)
+    for name in ("steer", "stear", "unlike"):
+        await client.signal(id, name)
+    assert [type(each) for each in await reasons(client, id)] == [Waiting]
+    await db.execute(
+        "insert into gen_durable.machines (fsm, fsm_version, initial_step, queue, signals)"
+        " values ('A', 1, 's', 'default', '{\"steer\": null, \"paid\": null}')"
+    )
+    _, unread = await reasons(client, id)
+    assert unread == UnreadSignals(names=("stear", "unlike"), meant={"stear": "steer"})
+    await db.execute("update gen_durable.gen_durable set status = 'awaiting_signal', awaits = '{paid}'")
+    unread, _ = await reasons(client, id)
+    assert unread == UnreadSignals(names=("stear", "steer", "unlike"), meant={"stear": "steer"})
+
+
+@pytest.mark.clause("OPS-11")
+async def test_busy_workers_are_named(db: Any, database: Database, client: Any) -> None:
+    """Only if all workers that could run it are busy, by their queue or by what their queues share."""
+
+    async def serve(name: str, concurrency: int, **columns: Any) -> None:
+        row = msgspec.structs.replace(WORKER_ROW, name=name, capacities=[concurrency], **columns)
+        await database.run(workers.announce(row, AN_HOUR))
+
+    async def run_on(worker: str, queue: str = "default") -> int:
+        return await put(db, "executing", locked_by=worker, queue=queue, leased_at="=now()")
+
+    id = await put(db)
+    await serve("w1", 2)
+    await serve("other", 9, fsms=["B"])
+    first = await run_on("w1")
+    assert [type(each) for each in await reasons(client, id)] == [Waiting]
+    await run_on("w1")
+    oldest = Holder(first, "w1", await at(db, first, "leased_at"))
+    busy, waiting = await reasons(client, id)
+    assert busy == WorkersBusy(queue="default", running=2, capacity=2, workers=1, oldest=oldest)
+    assert type(waiting) is Waiting
+    assert [
+        type(each) for each in await reasons(client, await put(db, eligible_at="=now() + interval '1 h'"))
+    ] == [NotDue]
+    await client.set_queue("default", concurrency=3)
+    assert [type(each) for each in await reasons(client, id)] == [Waiting]
+    await client.set_queue("default", concurrency=None)
+    await serve("w2", 5, capacity=1)
+    assert [type(each) for each in await reasons(client, id)] == [Waiting]
+    await run_on("w2", "elsewhere")
+    busy, _ = await reasons(client, id)
+    assert (busy.running, busy.capacity, busy.workers) == (2, 7, 2)
+    prefixed = msgspec.structs.replace(
+        WORKER_ROW, name="w3", queues=[], capacities=[], prefixes=["A"], prefix_capacities=[1]
+    )
+    await database.run(workers.announce(prefixed, AN_HOUR))
+    assert [type(each) for each in await reasons(client, id)] == [Waiting]
 
 
 @pytest.mark.clause("OPS-8")
@@ -236,11 +355,12 @@ async def test_executing_instance(db: Any, database: Database, client: Any) -> N
         until=await at(db, id, "lease_expires_at"),
         is_worker_live=False,
         is_lease_over=False,
+        is_any_worker_live=False,
     )
     await database.run(workers.announce(WORKER_ROW, AN_HOUR))
     await db.execute("update gen_durable.gen_durable set lease_expires_at = now() - interval '1 s'")
     (_, runs) = await reasons(client, id)
-    assert (runs.is_worker_live, runs.is_lease_over) == (True, True)
+    assert (runs.is_worker_live, runs.is_lease_over, runs.is_any_worker_live) == (True, True, True)
 
 
 @pytest.mark.clause("OPS-8")
@@ -255,23 +375,28 @@ async def test_executing_instance(db: Any, database: Database, client: Any) -> N
 async def test_ended_instance(
     db: Any, client: Any, status: str, columns: dict[str, Any], why: str | None
 ) -> None:
-    id = await put(db, status, deleted_at="=now()", delete_reason="tidy", **columns)
+    id = await put(db, status, attempt=2, deleted_at="=now()", delete_reason="tidy", **columns)
     assert await reasons(client, id) == [
         Deletion(at=await at(db, id, "deleted_at"), why="tidy"),
-        Finished(status=Status(status), at=await at(db, id, "finished_at"), why=why),
+        Finished(
+            status=Status(status),
+            at=await at(db, id, "finished_at"),
+            why=why,
+            attempts=3 if status == "failed" else 1,
+        ),
     ]
 
 
 # Each condition, its reason, and the rows that it needs. Conditions of one group exclude each other.
 BLOCKS: Final[Sequence[Mapping[str, type]]] = (
     {"": Waiting, "deleted": Deletion},
+    {"": Waiting, "paused": QueuePaused},
+    {"": Waiting, "unlimited": UnknownLimit},
+    {"": Waiting, "unserved": NoWorkerForQueue, "unknown": NoWorkerForMachine},
     {"": Waiting, "later": NotDue},
     {"": Waiting, "busy": KeyBusy},
     {"": Waiting, "behind": NotFirstInLine},
     {"": Waiting, "exhausted": BucketEmpty},
-    {"": Waiting, "paused": QueuePaused},
-    {"": Waiting, "unlimited": UnknownLimit},
-    {"": Waiting, "unserved": NoWorkerForQueue, "unknown": NoWorkerForMachine},
 )
 
 
@@ -333,10 +458,46 @@ async def test_parked_instance_names_lasting_obstacles(
     ("reason", "text"),
     [
         (Finished(status=Status.FAILED, at=NINE, why="boom"), "failed at 2030-01-01 09:00:00+00:00: boom"),
+        (
+            Finished(status=Status.FAILED, at=NINE, why="boom", attempts=3),
+            "failed at 2030-01-01 09:00:00+00:00 after 3 attempts: boom",
+        ),
+        (
+            Retrying(
+                step="charge", attempts=4, max_attempts=10, last_error="TimeoutError: no answer", until=NINE
+            ),
+            "step charge failed 4 of 10 times: TimeoutError: no answer; next attempt at 2030-01-01 09:00:00+00:00",
+        ),
+        (
+            Retrying(step="charge", attempts=1, last_error="KeyError: 7"),
+            "step charge failed 1 time: KeyError: 7",
+        ),
+        (
+            Retrying(step="charge", attempts=3, max_attempts=5, crashes=2),
+            "step charge failed 3 of 5 times; its process died in the last 2 attempts",
+        ),
+        (
+            Retrying(step="charge", attempts=1, crashes=1),
+            "step charge failed 1 time; its process died in the last attempt",
+        ),
+        (
+            Retrying(step="poll", attempts=2, until=NINE),
+            "step poll returned Retry 2 times; next attempt at 2030-01-01 09:00:00+00:00",
+        ),
+        (UnreadSignals(names=("note",)), 'unread signal that nothing awaits: "note"'),
+        (
+            UnreadSignals(names=("note", "payd"), meant={"payd": "paid"}),
+            'unread signals that nothing awaits: "note", "payd" (did you mean "paid"?)',
+        ),
+        (
+            WorkersBusy(queue="mail", running=20, capacity=20, workers=2, oldest=Holder(7, "w-1", NINE)),
+            'queue "mail" is at capacity: 2 workers, 20 of 20 executions in use, the oldest (7 on worker w-1) since '
+            "2030-01-01 09:00:00+00:00; start workers, or raise it: gen-durable queues set mail --concurrency N",
+        ),
         (Deletion(at=NINE), "deleted at 2030-01-01 09:00:00+00:00; undo: gen-durable restore"),
         (
             CancelPending(at=NINE, by="ada", why="wrong"),
-            "cancel requested at 2030-01-01 09:00:00+00:00 by ada: wrong; it ends with the running step",
+            "cancel requested at 2030-01-01 09:00:00+00:00 by ada: wrong; it takes effect when the running step ends",
         ),
         (
             AwaitingSignals(names=("paid", "void"), since=NINE),
@@ -350,6 +511,36 @@ async def test_parked_instance_names_lasting_obstacles(
             Executing(worker="w-1", since=NINE, until=NINE, is_worker_live=False, is_lease_over=True),
             "executing on worker w-1 since 2030-01-01 09:00:00+00:00; lease expired at 2030-01-01 09:00:00+00:00, "
             "a reaper returns it; no recent heartbeat of this worker",
+        ),
+        (
+            Executing(
+                worker="w-1",
+                since=NINE,
+                until=NINE,
+                is_worker_live=False,
+                is_lease_over=True,
+                is_any_worker_live=False,
+            ),
+            "executing on worker w-1 since 2030-01-01 09:00:00+00:00; lease expired at 2030-01-01 09:00:00+00:00, "
+            "no live worker takes it back; start one: gen-durable worker app.py",
+        ),
+        (
+            Executing(
+                worker="w-1",
+                since=None,
+                until=NINE,
+                is_worker_live=True,
+                is_lease_over=False,
+                progress=Progress(done=3, total=4),
+            ),
+            "executing on worker w-1, lease until 2030-01-01 09:00:00+00:00; progress: 3 of 4 (75%)",
+        ),
+        (
+            LoopBlocked(
+                worker="w-1", blocked=BlockedLoop(machine="Checkout", id=42, step="ship", since=NINE)
+            ),
+            "event loop of worker w-1 blocked since 2030-01-01 09:00:00+00:00 by Checkout 42, step ship; use a plain "
+            "`def` step or asyncio.to_thread for blocking code",
         ),
         (
             QueuePaused(queue="mail", since=NINE, by="ada"),

@@ -31,7 +31,7 @@ async def test_open_worker_is_registered(client: Any, db: Any, durable_dsn: str)
         dsn=durable_dsn,
         settings=CALM,
         queues={"default": 2, "mail": 1},
-        prefixes=["billing."],
+        prefixes={"billing.": 4},
     )
     async with worker:
         await holds(db, "select count(*) = 1 from gen_durable.workers")
@@ -41,6 +41,8 @@ async def test_open_worker_is_registered(client: Any, db: Any, durable_dsn: str)
         assert (seen.queues, seen.prefixes) == (("default", "mail"), ("billing.",))
         assert set(seen.machines) == {("Plain", 1), ("Order", 1)}
         assert (seen.is_live, seen.is_draining) == (True, False)
+        assert seen.capacities == {"default": 2, "mail": 1, "billing.*": 4}
+        assert (seen.capacity, seen.in_flight) == (None, 0)
     assert await client.workers() == []
 
 

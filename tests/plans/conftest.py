@@ -18,6 +18,8 @@ TABLES = (
     "gen_durable.signals",
     "gen_durable.executions",
     "gen_durable.outbox",
+    "gen_durable.audit_events",
+    "gen_durable.stream_items",
 )
 VACUUM = f"vacuum {', '.join(TABLES)}"
 CHANGED = "select sum(n_tup_ins + n_tup_upd) from pg_stat_xact_user_tables where schemaname = 'gen_durable'"

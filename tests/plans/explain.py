@@ -21,7 +21,19 @@ from gen_durable._db.runner import run_asyncpg
 
 T = TypeVar("T")
 
-TABLES: Final = frozenset({"gen_durable", "signals", "executions", "outbox", "audit_events"})
+TABLES: Final = frozenset(
+    {
+        "gen_durable",
+        "signals",
+        "executions",
+        "outbox",
+        "audit_events",
+        "stream_items",
+        "step_stats",
+        "machine_stats",
+    }
+    | {"backlog"}
+)
 _REPORTS: Final = {
     "auto_explain.log_min_duration": "0",
     "auto_explain.log_analyze": "on",

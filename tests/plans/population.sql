@@ -73,3 +73,9 @@ insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, d
 select g.id, 2, 0, 'sink' || g.id / 20 % 2, 'paid', 'order', '{}', now() + interval '1 day',
        case when g.id % 2000 not in (5, 105) then now() end, case when g.id % 2000 = 5 then now() end
   from gen_durable.gen_durable g where g.id % 20 = 5;
+
+-- 20 items in each of two streams of every hundredth instance.
+insert into gen_durable.stream_items (instance_id, stream, position, step, step_seq, execution, attempt, number, value)
+select instance_id, stream, position, 'ship', 2, 1, 0, position, to_jsonb(position)
+  from generate_series(3, 200000, 100) instance_id, unnest('{log,tokens}'::text[]) stream, generate_series(1, 20) position;
+update gen_durable.gen_durable set has_items = true where id in (select i.instance_id from gen_durable.stream_items i);

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
+from gen_durable._core.change_cursor import ChangeCursor, EndCursor
 from gen_durable._core.model import CommitEntry, Execution, Kind
-from gen_durable._db import commit, lease, pick, signals, snapshots
+from gen_durable._db import changes, commit, lease, pick, signals, snapshots
 from gen_durable._db.commit import Recorder
 from gen_durable._db.pick import Leases
 from gen_durable._db.plan import Plan, Rows, statements
@@ -92,7 +93,8 @@ async def explained(explainer: Explainer) -> Mapping[str, Explained]:
         "deliver by key": signals.deliver(f"order:{PARKED[7]}", "paid", "1", None),
         "inboxes": pick.inboxes(PARKED[:100]),
         "get": snapshots.get(PARKED[7]),
-        "finished_or_parked": snapshots.finished_or_parked(dict.fromkeys(ids, True)),
+        "wait": changes.read([EndCursor(id, parked=True) for id in ids], 250),
+        "watch": changes.read([ChangeCursor(id, (0, 0)) for id in ids], 250),
     }
     found: dict[str, Explained] = {}
     for name, plan in plans.items():

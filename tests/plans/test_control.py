@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from gen_durable._db import control, snapshots
+from gen_durable._db import batches, control, search, snapshots
 from gen_durable._db.plan import Plan
+from gen_durable._verbs import BatchRun, start_batch
+from gen_durable._verbs.changes import Cancel, Delete, Restore, Retry, Verb
 from tests.plans.explain import Explainer, check
 from tests.plans.statements import ENDED, EXECUTING_CHILDREN, HOLDERS, PARENTS, PARKED
 
@@ -25,6 +27,13 @@ EXPECTED = {
     "executions_commit",
     "executions_aborted",
     "gen_durable_deleted_live",
+}
+BATCHES = {
+    "batches_pkey",
+    "batches_unfinished",
+    "audit_events_instance",
+    "audit_events_pkey",
+    "settings_pkey",
 }
 
 
@@ -47,6 +56,43 @@ async def test_control_of_a_hundred_instances(explainer: Explainer, plan: Any, a
         assert found.blocks <= 100 * 95, found
 
 
+VERBS = [Cancel(actor="me", force=True), Retry(), Delete(), Restore()]
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+async def test_page_of_a_batch_of_ids(explainer: Explainer, verb: Verb) -> None:
+    batch, _ = await explainer.run(start_batch(verb, LIVE if verb.name in ("cancel", "delete") else FAILED))
+    ((batch, pause), _), statements = await explainer.run(BatchRun(batch.id).plan())
+    assert (batch.visited, pause) == (100, None)
+    for found in statements:
+        assert not found.seq_scans, found
+        assert found.blocks <= 100 * 120, found
+    used = set[str]().union(*(found.indexes for found in statements))
+    assert used <= EXPECTED | BATCHES | {"signals_target", "signals_dedup", "machines_pkey"}, used
+
+
+async def test_page_of_a_batch_reads_no_other_rows(explainer: Explainer) -> None:
+    """Of 8,000 failed instances, a page reads 500, after one read of 10,000 ids."""
+    wanted = search.Filter(fsms=["Machine1"], statuses=["failed"])
+    batch, _ = await explainer.run(start_batch(Retry(), wanted))
+    runner = BatchRun(batch.id)
+    _, first = await explainer.run(runner.plan())
+    ((batch, _), _), second = await explainer.run(runner.plan())
+    assert batch.visited == 1000
+    assert sum("gen_durable_resting" in found.indexes for found in first) == 1
+    assert not any("gen_durable_resting" in found.indexes for found in second)
+    for found in (*first, *second):
+        assert not found.seq_scans, found
+        assert found.blocks <= 500 * 120, found
+
+
+async def test_next_children_of_a_cascade(explainer: Explainer) -> None:
+    level = batches.Level(list(PARENTS[:100]), 0)
+    ids, (found,) = await explainer.run(batches.children(level, 500))
+    assert len(ids) == 500
+    check(found, {"gen_durable_parent"}, blocks=5 * 1000)
+
+
 @pytest.mark.parametrize("children", [control.live_children, control.unfinished_children])
 async def test_children_of_a_hundred_instances(explainer: Explainer, children: Any) -> None:
     plan: Plan[list[int]] = children(list(PARENTS[:100]))
@@ -58,7 +104,7 @@ async def test_children_of_a_hundred_instances(explainer: Explainer, children: A
 async def test_deleted_instance_is_found_by_key(explainer: Explainer) -> None:
     id, (found,) = await explainer.run(control.deleted_with_key(f"order:{ENDED[3]}"))
     assert id is None
-    check(found, {"gen_durable_key"}, blocks=40)
+    check(found, {"gen_durable_correlation", "gen_durable_correlation_former"}, blocks=40)
 
 
 async def test_details_of_one_instance(explainer: Explainer) -> None:

@@ -53,3 +53,20 @@ async def test_pending_events_are_listed_without_published_ones(
     assert found.indexes < {"outbox_due", "outbox_order"}, found
     assert not found.seq_scans, found
     assert found.blocks <= 250, found
+
+
+@pytest.mark.parametrize("sink", [None, "sink0"])
+async def test_dead_letters_are_read_in_order_and_replayed_by_id(
+    explainer: Explainer, sink: str | None
+) -> None:
+    (count, newest), (found,) = await explainer.run(outbox.dead_letters(sink))
+    assert count > 0
+    check(found, {"outbox_dead"}, blocks=250)
+    numbers, (found,) = await explainer.run(outbox.dead_upwards(sink, 10, 0, newest))
+    assert numbers == sorted(numbers)
+    check(found, {"outbox_dead"}, blocks=250)
+    replayed, explained = await explainer.run(outbox.replay(numbers))
+    assert replayed == len(numbers)
+    used = {index for one in explained for index in one.indexes}
+    assert used <= {"outbox_pkey"}, explained
+    assert not any(one.seq_scans for one in explained), explained

@@ -27,7 +27,7 @@ from gen_durable._db import pick as picks
 from gen_durable._db.failures import StatementError
 from gen_durable._db.pool import Database
 from gen_durable._loading import chunks
-from gen_durable._runtime.content_loader import ContentLoader
+from gen_durable._runtime.step_channel import WorkerChannel
 from gen_durable.testing import AsyncHarness
 from tests.support.engine_plans import entry, flushed, inserted, new, picked
 from tests.support.settings import CALM
@@ -147,7 +147,7 @@ async def test_blocking_load_on_the_event_loop_is_rejected(async_durable: AsyncH
     album = await async_durable.insert(Album, "blocking")
     await async_durable.drain()
     async_durable.assert_failed(
-        album, match=r"load_sync and stream_sync would block the event loop; use `await load\(\)`"
+        album, match=r"ctx.children.load_sync would block the event loop; .* use ctx.children.load$"
     )
 
 
@@ -170,10 +170,10 @@ async def test_parent_waits_for_a_child_retried_during_the_load(
     async_durable: AsyncHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     retried: list[int] = []
-    children = ContentLoader.children
+    children = WorkerChannel.children
 
     async def retry_first(
-        self: ContentLoader, execution: Execution, ids: Sequence[int]
+        self: WorkerChannel, execution: Execution, ids: Sequence[int]
     ) -> Mapping[int, ChildContent]:
         if not retried:
             retried.append(ids[3])
@@ -183,7 +183,7 @@ async def test_parent_waits_for_a_child_retried_during_the_load(
     class Half(Album, name="Half"):
         photos = (1, 2, 3, -1)
 
-    monkeypatch.setattr(ContentLoader, "children", retry_first)
+    monkeypatch.setattr(WorkerChannel, "children", retry_first)
     album = await async_durable.insert(Half, "loaded")
     await async_durable.drain()
     assert async_durable.assert_done(album) == [LARGE] * 4
@@ -319,11 +319,11 @@ async def test_failing_load_raises_in_the_step(
     durable_dsn: str, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     async def fail(
-        self: ContentLoader, execution: Execution, ids: Sequence[int]
+        self: WorkerChannel, execution: Execution, ids: Sequence[int]
     ) -> Mapping[int, ChildContent]:
         raise StatementError("57014", "canceling statement due to statement timeout")
 
-    monkeypatch.setattr(ContentLoader, "children", fail)
+    monkeypatch.setattr(WorkerChannel, "children", fail)
     async with Worker([Album, Photo], dsn=durable_dsn, settings=CALM) as worker:
         album = await worker.wait(await worker.insert(Album, way), timeout=PATIENCE)
     assert album.status is Status.FAILED

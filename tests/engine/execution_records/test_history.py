@@ -153,6 +153,30 @@ async def test_edit_is_a_transition_with_states_before_and_after(async_durable: 
     assert (found[1].worker, found[1].executions, found[1].duration) == (None, 0, None)
 
 
+@pytest.mark.clause("HIS-1", "HIS-5")
+async def test_initial_state_is_kept_if_the_first_step_is_cancelled(async_durable: AsyncHarness) -> None:
+    class Parcel(Machine[State, None], history="all"):
+        @step(on_cancel="recall")
+        async def send(self, ctx: Context[State]) -> Outcome[None]:
+            return Done(None)
+
+        @step
+        async def recall(self, ctx: Context[State]) -> Outcome[None]:
+            ctx.state["recalled"] = True
+            return Done(None)
+
+    ref = await async_durable.insert(Parcel, {"n": 1}, schedule_in=timedelta(hours=1))
+    await async_durable.drain(collapse=False)
+    await async_durable.cancel(ref)
+    await async_durable.drain()
+    found = await async_durable.history(ref)
+    assert [(one.outcome, one.state, one.version) for one in found] == [
+        ("insert", {"n": 1}, 1),
+        ("on_cancel", {"n": 1}, 1),
+        ("done", {"n": 1, "recalled": True}, 1),
+    ]
+
+
 class TestSettings:
     @pytest.fixture(params=get_args(RecordLevel))
     def durable_settings(self, request: pytest.FixtureRequest) -> Settings:

@@ -241,6 +241,59 @@ def test_step_that_crashed_too_often_leads_to_on_failure(durable: Harness, sql: 
     assert records[-2:] == [("crash", "DONE", "poison"), ("rescue", "DONE", "done")]
 
 
+class FragileFirst(Machine[list[int], str], history="all"):
+    """Its first step crashes."""
+
+    @step(on_failure="rescue")
+    async def crash(self, ctx: Context[list[int]]) -> Outcome[str]:
+        return Next(self.rescue, [*ctx.state, 1])
+
+    @step
+    async def rescue(self, ctx: Context[list[int]]) -> Outcome[str]:
+        return Done("rescued")
+
+
+@pytest.mark.clause("CRASH-12", "HIS-1", "HIS-4", "HIS-5")
+@pytest.mark.parametrize("durable_settings", [Settings(crash_limit=2, executions="off")])
+def test_reaper_keeps_the_history_of_on_failure(durable: Harness) -> None:
+    ref = durable.insert(FragileFirst, [0])
+    for _ in range(2):
+        with durable.crash_at("crash", "before_step"), pytest.raises(Crash):
+            durable.drain()
+    durable.drain()
+    durable.assert_done(ref, "rescued")
+    found = durable.history(ref)
+    assert [(one.outcome, one.state, one.version, one.executions) for one in found] == [
+        ("insert", [0], 1, 0),
+        ("poison", [0], 1, 2),
+        ("done", [0], 1, 1),
+    ]
+    assert found[1].changes == ()
+    for at in (0, 1):
+        forked = durable.fork(ref, at=at)
+        durable.drain()
+        durable.assert_done(forked.id, "rescued")
+
+
+@pytest.mark.clause("HIS-1")
+@pytest.mark.parametrize("durable_settings", [Settings(crash_limit=1)])
+def test_initial_state_is_kept_if_the_first_step_is_poison(durable: Harness) -> None:
+    class Brittle(Machine[list[int], str], history="all"):
+        @step
+        async def crash(self, ctx: Context[list[int]]) -> Outcome[str]:
+            ctx.state.append(1)
+            return Done("done")
+
+    ref = durable.insert(Brittle, [0])
+    with durable.crash_at("crash", "before_step"), pytest.raises(Crash):
+        durable.drain()
+    durable.drain()
+    durable.assert_failed(ref)
+    durable.retry(ref, state=[5])
+    durable.drain()
+    assert [one.state for one in durable.history(ref)] == [[0], [5, 1]]
+
+
 def test_on_failure_may_be_used_with_the_effect_of_an_outcome(durable: Harness) -> None:
     class Book(Machine[int, str]):
         @step

@@ -103,6 +103,29 @@ def test_default_key_is_computed_from_the_state(limited: Harness, sql: SqlConnec
     ]
 
 
+@pytest.mark.clause("INS-12", "INS-13")
+def test_none_as_key_or_limit_means_none(limited: Harness, sql: SqlConnection) -> None:
+    for machine in (Import, PerTenant):
+        bare = limited.insert(machine, Order(7), concurrency_key=None, rate_limit=None)
+        assert sql.columns(bare.id, "concurrency_key rate_limit") == (None, None)
+        spec = Spec(machine, Order(7), concurrency_key=None, rate_limit=None)
+        limited.put_schedule(Schedule(machine.__name__, spec, every=timedelta(hours=1)))
+        scheduled = limited.trigger_schedule(machine.__name__)
+        assert sql.columns(scheduled.id, "concurrency_key rate_limit") == (None, None)
+        insert = "select id from gen_durable.insert(%s, '{\"tenant\": 7}', concurrency_key => '', rate_limit => '')"
+        by_sql = sql.value(insert, machine.__definition__.name)
+        assert sql.columns(by_sql, "concurrency_key rate_limit") == (None, None)
+    with pytest.raises(UsageError, match="weight is given without rate_limit"):
+        limited.insert(Import, Order(1), rate_limit=None, weight=2)
+
+
+@pytest.mark.clause("INS-13")
+def test_schedule_whose_computed_key_is_none_inserts(limited: Harness, sql: SqlConnection) -> None:
+    limited.put_schedule(Schedule("hourly", Spec(PerTenant, Order(0)), every=timedelta(hours=1)))
+    scheduled = limited.trigger_schedule("hourly")
+    assert sql.columns(scheduled.id, "concurrency_key rate_limit") == (None, "crm:0")
+
+
 @pytest.mark.clause("INS-13")
 def test_error_in_a_computed_key_names_the_option(durable: Harness) -> None:
     @job("broken", concurrency_key=lambda order: order["tenant"])
@@ -116,7 +139,7 @@ def test_error_in_a_computed_key_names_the_option(durable: Harness) -> None:
     assert caught.value.__notes__ == [
         "Raised by concurrency_key= of 'broken', which computes it from the state of an insert."
     ]
-    with pytest.raises(UsageError, match="concurrency_key of 'number' is of type int; give a str"):
+    with pytest.raises(UsageError, match="concurrency_key of 'number' is of type int; give a text"):
         durable.insert(number, {"tenant": 1})
     assert durable.instances() == []
 

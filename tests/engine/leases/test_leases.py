@@ -23,6 +23,7 @@ from gen_durable._db import lease as leases
 from gen_durable._db.pool import Database
 from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.maintenance.reaper import Reaper
+from gen_durable._runtime.step_counts import StepCounts
 from gen_durable._runtime.wake import Wakes
 from gen_durable.telemetry import ReaperReaped, Telemetry
 from gen_durable.testing import Harness
@@ -173,7 +174,7 @@ async def test_reaper_skips_rows_locked_by_a_caller(
     sql.abandon(free.id)
     settings = Settings(lease=timedelta(milliseconds=2), heartbeat=timedelta(milliseconds=1))
     async with await Database.open(direct_dsn, "gen_durable", size=1) as database:
-        reaper = Reaper(database, settings, Telemetry(), Wakes(), DatabaseStatus())
+        reaper = Reaper(database, settings, Telemetry(), Wakes(), DatabaseStatus(), StepCounts())
 
         async def look() -> list[str]:
             await asyncio.sleep(0.005)  # longer than a lease and a heartbeat
@@ -199,7 +200,7 @@ async def test_reaper_returns_many_rows_in_batches(
     )
     settings = Settings(lease=timedelta(milliseconds=2), heartbeat=timedelta(milliseconds=1))
     async with await Database.open(direct_dsn, "gen_durable", size=1) as database:
-        reaper = Reaper(database, settings, Telemetry(), Wakes(), DatabaseStatus())
+        reaper = Reaper(database, settings, Telemetry(), Wakes(), DatabaseStatus(), StepCounts())
         left = []
         for _ in range(4):
             await asyncio.sleep(0.005)

@@ -6,9 +6,12 @@ import json
 from typing import Any
 
 import msgspec
+import pydantic
 import pytest
 
-from gen_durable import Context, Done, Graph, Machine, Next, Outcome, Worker, graph, job, step
+from gen_durable import Context, Done, Graph, Machine, Next, Outcome, Signal, Worker, graph, job, step
+from gen_durable._core.schemas import violation
+from gen_durable._graph.description import describe
 from tests.support.settings import CALM
 
 
@@ -30,6 +33,10 @@ class Odd:
 
 
 class Shop(Machine[Order, int]):
+    paid = Signal("paid", Order)
+    closed = Signal("closed")
+    odd = Signal("odd", Odd)
+
     @step
     async def charge(self, ctx: Context[Order]) -> Outcome[int]:
         return Next(self.ship)
@@ -55,7 +62,7 @@ async def stored(db: Any, name: str) -> Any:
 
 
 @pytest.mark.clause("GRAPH-1")
-async def test_worker_stores_steps_graph_and_schema_of_its_machines(durable_dsn: str, db: Any) -> None:
+async def test_worker_stores_steps_graph_and_schemas_of_its_machines(durable_dsn: str, db: Any) -> None:
     async with Worker([Shop, send], dsn=durable_dsn, settings=CALM):
         pass
     shop = await stored(db, "Shop")
@@ -63,9 +70,61 @@ async def test_worker_stores_steps_graph_and_schema_of_its_machines(durable_dsn:
     assert msgspec.json.decode(shop["graph"], type=Graph) == graph(Shop)
     definition = json.loads(shop["state_schema"])["$defs"]["Order"]
     assert (definition["required"], set(definition["properties"])) == (["number"], {"number", "note"})
+    signals = json.loads(shop["signals"])
+    assert set(signals) == {"paid", "closed", "odd"}
+    assert signals["paid"]["$defs"]["Order"]["required"] == ["number"]
+    assert (signals["closed"], signals["odd"]) == ({"type": "null"}, None)
     mail = await stored(db, "mail.send")
+    assert mail["signals"] is None
     assert json.loads(mail["steps"]) == ["run"]
     assert msgspec.json.decode(mail["graph"], type=Graph).steps == ("run",)
+
+
+class Nested(msgspec.Struct):
+    orders: list[Order]
+    by_name: dict[str, Order]
+    properties: Order | None = None
+    free: dict[str, Any] = {}
+
+
+class Line(pydantic.BaseModel):
+    number: int
+
+
+class Extra(pydantic.BaseModel, extra="allow"):
+    order: Line
+
+
+@pytest.mark.clause("GRAPH-1")
+@pytest.mark.parametrize(
+    ("type_", "value", "problem"),
+    [
+        (Nested, {"orders": [], "by_name": {}, "free": {"any": {"thing": 1}}}, None),
+        (Nested, {"orders": [], "by_name": {"any": {"number": 1}}, "properties": {"number": 1}}, None),
+        (Nested, {"orders": [], "by_name": {}, "ordrs": 1}, "the key 'ordrs' is unknown - at `$`"),
+        (
+            Nested,
+            {"orders": [{"number": 1, "nte": ""}], "by_name": {}},
+            "the key 'nte' is unknown - at `$.orders[0]`",
+        ),
+        (
+            Nested,
+            {"orders": [], "by_name": {"a": {"x": 1}}},
+            "the key 'number' is missing - at `$.by_name.a`",
+        ),
+        (Nested, {}, "the keys 'orders', 'by_name' are missing - at `$`"),
+        (Order | None, None, None),
+        (Extra, {"order": {"number": 1}, "more": 2}, None),
+        (Extra, {"order": {"number": 1, "more": 2}}, "the key 'more' is unknown - at `$.order`"),
+    ],
+)
+def test_stored_schema_refuses_unknown_keys(type_: Any, value: Any, problem: str | None) -> None:
+    class Typed(Machine[type_, None]):
+        @step
+        async def only(self, ctx: Context[Any]) -> Outcome[None]:
+            return Done(None)
+
+    assert violation(value, describe(Typed).state_schema) == problem
 
 
 async def test_state_type_without_a_schema_does_not_stop_the_worker(durable_dsn: str, db: Any) -> None:

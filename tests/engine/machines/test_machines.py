@@ -106,6 +106,8 @@ def test_context_of_step_and_handle_have_the_same_fields(durable: Harness) -> No
             "correlation_key",
             "max_attempts",
         ),
+        *("progress", "checkpoint", "checkpoint_sync", "last_checkpoint"),
+        *("publish", "publish_sync", "close_stream", "close_stream_sync"),
         *("cancellation", "cancelled", "raise_if_cancelled", "emit", "emitted", "fire_time", "resources"),
     }
     offered = {name for name in dir(Context) if not name.startswith("_")}

@@ -574,3 +574,36 @@ def test_history_has_the_states_of_undo_steps(durable: Harness, durable_dsn: str
         ("ship", "undo", ["charged", "no truck"]),
         ("refund", "undone", ["charged", "no truck", "refunded"]),
     ]
+
+
+@pytest.mark.clause("UNDO-2")
+@pytest.mark.parametrize(
+    ("ending", "expected"),
+    [
+        ("stop", ("Stop", "no truck", "ship")),
+        ("raise", ("RuntimeError", "truck broke", "ship")),
+        ("cancel", ("Cancel", "not wanted", "ship")),
+        ("wait", ("Cancel", "changed my mind", "ship")),
+    ],
+)
+def test_undo_steps_see_why_they_run(durable: Harness, ending: str, expected: tuple[str, str, str]) -> None:
+    seen: list[tuple[str, str, str]] = []
+
+    class Seeing(Saga):
+        @step
+        async def refund(self, ctx: Context[Order]) -> Outcome[str]:
+            return Next(self.release)
+
+        @step
+        async def release(self, ctx: Context[Order]) -> Outcome[str]:
+            if ctx.failure is not None:
+                seen.append((ctx.failure.type, ctx.failure.message, ctx.failure.step))
+            return Done("released")
+
+    ref = durable.insert(Seeing, Order(ending))
+    durable.drain()
+    if ending == "wait":
+        durable.cancel(ref, reason="changed my mind")
+        durable.drain()
+    # Once after `refund` as an ordinary step, where it is None, and once as the undo step of `begin`.
+    assert seen == [expected]

@@ -12,10 +12,18 @@ from tests.interleavings.actions import (
     send,
 )
 from tests.interleavings.invariants import require
+from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import flush
-from tests.interleavings.world import FUTURE, failed, instance, leased, outcome
+from tests.interleavings.world import FUTURE, failed, instance, leased, new, outcome
 
+_LOCK = (
+    "perform from gen_durable.gen_durable g where g.id = any (family) order by g.id desc for no key update;\n"
+)
+_SELECT = "  select g.*, case when g.deleted_at is not null then 'deleted'"
+PAUSE_AFTER_THE_LOCK = Change(
+    SCHEMA, f"  {_LOCK}{_SELECT}", f"  {_LOCK}  perform gen_durable.pause(1);\n{_SELECT}"
+)
 _STATE = {"edited": True}
 
 
@@ -163,6 +171,32 @@ def edit_and_reap() -> Scenario:
     )
 
 
+def edit_and_spawn() -> Scenario:
+    """Children that are scheduled while the edit waits for their parent are not locked after it."""
+
+    def check(end: End) -> None:
+        row = end.after.instances[1]
+        is_edited = end.result("E").refusal is None
+        require((row["state"] == _STATE) == is_edited, "the answer is not what happened")
+        require(end.result("E").refusal in (None, "executing", "moved"), "refused without a reason")
+        if row["status"] == "runnable":
+            require(row["spawn_round"] == row["step_seq"], "its next step does not see its children")
+
+    spawn = outcome(1, "schedule_children", children=(new(),))
+    return Scenario(
+        name="edit × commit(schedule_children) × pick and commit(child)",
+        sample=150,
+        setup=[leased(1, lease_expires_at=FUTURE)],
+        sessions={
+            "E": [edit(1)],
+            "F": [flush(spawn)],
+            "K": [lease_some(8), flush_picked("done", parent_id=1)],
+        },
+        check=check,
+        pauses=[PAUSE_AFTER_THE_LOCK],
+    )
+
+
 SCENARIOS = [
     edit_and_pick(),
     edit_and_commit(),
@@ -173,4 +207,5 @@ SCENARIOS = [
     edit_and_end_of_child(wake=True),
     edit_and_retry(),
     edit_and_reap(),
+    edit_and_spawn(),
 ]

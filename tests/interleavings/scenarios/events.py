@@ -7,6 +7,7 @@ from typing import Any
 from gen_durable._core.model import EventRow
 from gen_durable._db import outbox
 from gen_durable._db.plan import Plan
+from gen_durable._verbs.event_tail import EventTail
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import Session, Work, autocommit, flush, transaction
@@ -137,6 +138,38 @@ def emit_and_dispatch() -> Scenario:
     )
 
 
+def tail() -> Work:
+    """Read the events of the tail that are complete; the result is their numbers."""
+
+    def plan() -> Plan[list[int]]:
+        return [event.number for event in (yield from EventTail(None, None, None, 0, 100).next())]
+
+    return autocommit(lambda _: plan())
+
+
+def commits_and_tail(sample: int = 200) -> Scenario:
+    """Events become visible in another order than that of their numbers. A reader of the tail misses none."""
+
+    def check(end: End) -> None:
+        seen: list[int] = end.result("T")
+        numbers = [row["id"] for row in end.after.outbox]
+        require(seen == numbers[: len(seen)], "the tail has a gap")
+
+    shipped = EventRow(SINK, "shipped", "x", "null")
+    return Scenario(
+        name="commit with an event × commit with an event × tail",
+        setup=[leased(1), leased(2)],
+        sessions={
+            "A": [flush(outcome(1, "await", awaits=("go",), events=(shipped,)))],
+            "B": [flush(outcome(2, "await", awaits=("go",), events=(shipped,)))],
+            "T": [tail()],
+        },
+        check=check,
+        sample=sample,
+        never_wait=frozenset({"T"}),
+    )
+
+
 def _row(world: World, id: int) -> Any:
     return next(row for row in world.outbox if row["id"] == id)
 
@@ -147,4 +180,5 @@ SCENARIOS = [
     late_mark(),
     last_marks(),
     emit_and_dispatch(),
+    commits_and_tail(),
 ]

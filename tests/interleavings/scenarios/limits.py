@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Any
+
+import msgspec
 
 from gen_durable._core.model import CommitEntry
 from gen_durable._db import admission, limits, pick
@@ -281,6 +284,35 @@ def defer_and_raise() -> Scenario:
     )
 
 
+def deferred_and_reap() -> Scenario:
+    """An execution whose step is unknown gives back its token once, and not the token of a later execution.
+
+    The bucket has two tokens; this execution has taken one.
+    """
+
+    def check(end: End) -> None:
+        started = len(end.result("K").executions)
+        taken = round(end.after.buckets["r"], 3)
+        require(taken >= started, "a token was given back twice")
+        is_deferred = any(end.result(name).committed() for name in "FG")
+        require(taken == started or not is_deferred, "a token was not given back")
+
+    return Scenario(
+        name="commit(defer) × commit(defer) again × reap and pick, a rate limit",
+        setup=[
+            rate("r", burst=2),
+            empty("r"),
+            leased(1, rate_limit="r", leased_at=timedelta(0)),
+        ],
+        sessions={
+            "F": [flush(_deferred(1))],
+            "G": [flush(_deferred(1))],
+            "K": [reap(), admit_some(8)],
+        },
+        check=check,
+    )
+
+
 def _starts_soon(end: End) -> None:
     """The limit is set: the row runs, or is due now or in a second."""
     row = end.after.instances[1]
@@ -296,6 +328,12 @@ def _pair(*, gated: bool) -> list[str]:
         leased(2, concurrency_key="k", concurrency_slot=1),
         *(instance(id, concurrency_key="k", gated=gated, eligible_at=PAST) for id in (3, 4, 5)),
     ]
+
+
+def _deferred(id: int) -> CommitEntry:
+    entry = outcome(id, "defer", delay=timedelta(0))
+    entry.execution = msgspec.structs.replace(entry.execution, rate_limit="r")
+    return entry
 
 
 def _done(id: int) -> CommitEntry:
@@ -323,4 +361,5 @@ SCENARIOS = [
     stall_and_set(),
     commit_stall_and_set(),
     defer_and_raise(),
+    deferred_and_reap(),
 ]

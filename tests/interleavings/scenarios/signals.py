@@ -187,6 +187,24 @@ def consume_deliver_and_reap() -> Scenario:
     )
 
 
+def take_and_deliver() -> Scenario:
+    """A step takes the signal that it has received and waits for the next one: only a later one wakes it."""
+
+    def check(end: End) -> None:
+        require(end.after.status(1) == "runnable", "lost wake-up")
+        is_woken_by_flush = QUEUE in end.result("F").report.queues
+        require(is_woken_by_flush != end.result("D").has_woken, "not woken exactly once")
+        is_early = end.is_before("F", "D") and is_woken_by_flush
+        require(not is_early, "woken by what it had taken")
+
+    return Scenario(
+        name="take and park × deliver",
+        setup=[leased(1, has_signals=True), signal(1, 1, "go", "d")],
+        sessions={"F": [flush(_TAKE)], "D": [send()]},
+        check=check,
+    )
+
+
 def deadline_deliver_and_pick(*, has_signals: bool = False) -> Scenario:
     """A signal that is there when the step runs has come in time, before or after the deadline has woken the instance."""
 
@@ -288,6 +306,7 @@ def pass_a_key_on_and_deliver_by_key() -> Scenario:
 
 _PARK_WITH_PACK = outcome(1, "await", awaits=("go",), presented=(1,), was_awaiting=True)
 _CONSUME = outcome(1, "next", consumed=(1,), was_awaiting=True)
+_TAKE = outcome(1, "await", awaits=("go",), consumed=(1,), has_inbox=True)
 
 
 def _pack() -> list[str]:
@@ -344,6 +363,7 @@ SCENARIOS = [
     done_deliver_and_reap(),
     consume_and_redeliver(),
     consume_deliver_and_reap(),
+    take_and_deliver(),
     fill_and_consume(),
     deadline_deliver_and_pick(),
     deadline_deliver_and_pick(has_signals=True),

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from gen_durable._core.model import CommitEntry
 from gen_durable.outcome import Sql
-from tests.interleavings.actions import CRASH_LIMIT, cancel, flush_with_effect, lease_some, reap
+from tests.interleavings.actions import (
+    CRASH_LIMIT,
+    cancel,
+    delete,
+    edit,
+    flush_with_effect,
+    gate,
+    lease_some,
+    plain_delete,
+    reap,
+    retry,
+)
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import Work, commit, flush, transaction
-from tests.interleavings.world import TERMINAL, Row, instance, leased, outcome
+from tests.interleavings.world import FUTURE, PAST, TERMINAL, Row, instance, leased, outcome
 
 UNDO = '[["a", "undo_a"], ["b", "undo_b"]]'
 _COMPENSATION = '{"end": {"status": "failed", "error": "no", "step": "s", "at": "2026-01-01T00:00:00+00:00"}}'
@@ -215,6 +226,98 @@ def cancel_leads_to_on_cancel(kind: Any) -> Scenario:
     )
 
 
+def delete_of_a_cancelled_execution(*, plain: bool) -> Scenario:
+    """A deleted instance runs neither on_cancel nor undo steps."""
+
+    def check(end: End) -> None:
+        row = end.after.instances[1]
+        require(row["deleted_at"] is not None, "the delete is lost")
+        require(row["status"] in TERMINAL, "deleted, and goes to another step")
+
+    remove = plain_delete if plain else delete
+    return Scenario(
+        name=f"cancel × {'plain ' * plain}delete × commit(next), with undo and on_cancel",
+        setup=[_ON_CANCEL, leased(1, undo_steps=UNDO, lease_expires_at=FUTURE)],
+        sessions={"C": [cancel(1)], "D": [remove(1)], "F": [flush_alone(outcome(1, "next"))]},
+        check=check,
+    )
+
+
+def cancel_and_gate(*, waits: bool) -> Scenario:
+    """The first row of a key is cancelled: its undo step keeps the place, or the next row gets it."""
+
+    def check(end: End) -> None:
+        row = end.after.instances[1]
+        require(row["compensation"] is not None, "the undo has not begun")
+        require(row["status"] == ("awaiting_children" if waits else "runnable"), "another status")
+
+    parent: dict[str, Any] = {"spawn_round": 0, "step_seq": 1} if waits else {}
+    child = instance(11, "awaiting_signal", awaits=("go",), parent_id=1, parent_round=0)
+    first = instance(1, undo_steps=UNDO, concurrency_key="k", eligible_at=PAST * 9, **parent)
+    return Scenario(
+        name=f"gate behind the first × cancel(the first, with undo{' and a live child' * waits})",
+        setup=[
+            first,
+            *([child] if waits else []),
+            *(instance(id, concurrency_key="k", eligible_at=PAST) for id in (2, 3)),
+        ],
+        sessions={"G": [gate("k")], "C": [cancel(1)]},
+        check=check,
+    )
+
+
+def retry_and_end_of_child() -> Scenario:
+    """A retried parent goes on with its undo after its live child."""
+
+    def check(end: End) -> None:
+        row = end.after.instances[1]
+        require(row["status"] in ("runnable", "executing"), "it waits for a child that has ended")
+        require(row["step"] == "undo_b", "not its undo step")
+        require(row["children_pending"] == 0, "a barrier without a waiting parent")
+        if any(one.id == 1 for one in end.result("K").executions):
+            require(end.began("A") < end.began("K"), "undone before its child")
+
+    ended = {"compensation": _COMPENSATION, "finished_at": PAST, "crash_count": 1}
+    return Scenario(
+        name="retry(stopped undo of a parent) × done(child) × pick",
+        setup=[
+            instance(1, "failed", step="undo_b", step_seq=2, spawn_round=1, undo_steps=UNDO, **ended),
+            leased(11, lease_expires_at=FUTURE, **_OF_1),
+        ],
+        sessions={
+            "T": [retry(1)],
+            "A": [flush(outcome(11, "done", parent_id=1))],
+            "K": [lease_some(8)],
+        },
+        check=check,
+    )
+
+
+def edit_and_end(how: Literal["cancel", "stop"]) -> Scenario:
+    """The undo begins with the state of an edit or without it, and at its own step."""
+
+    def check(end: End) -> None:
+        row, answer = end.after.instances[1], end.result("E")
+        _check_begun(end, "cancelled" if how == "cancel" else "failed")
+        require(row["step"] == "undo_b", "not the last undo step")
+        refusals = (None, "compensating") if how == "cancel" else ("executing", "compensating")
+        require(answer.refusal in refusals, "an edit took the instance out of its undo")
+
+    waiting, running = (
+        instance(1, "awaiting_signal", awaits=("go",), undo_steps=UNDO),
+        leased(1, undo_steps=UNDO),
+    )
+    return Scenario(
+        name=f"edit(step) × {'cancel' if how == 'cancel' else 'commit(stop)'}, with undo",
+        setup=[waiting if how == "cancel" else running],
+        sessions={
+            "E": [edit(1, step="u")],
+            "C": [cancel(1) if how == "cancel" else flush_alone(outcome(1, "stop", error="no"))],
+        },
+        check=check,
+    )
+
+
 def _check_begun(end: End, status: str, statuses: tuple[str, ...] = ("runnable",)) -> None:
     row: Row = end.after.instances[1]
     require(row["status"] in statuses, "ended without its undo steps")
@@ -243,4 +346,11 @@ SCENARIOS = [
     undo_of_child_and_end_of_sibling(),
     cancel_leads_to_on_cancel("next"),
     cancel_leads_to_on_cancel("done"),
+    delete_of_a_cancelled_execution(plain=False),
+    delete_of_a_cancelled_execution(plain=True),
+    cancel_and_gate(waits=False),
+    cancel_and_gate(waits=True),
+    retry_and_end_of_child(),
+    edit_and_end("cancel"),
+    edit_and_end("stop"),
 ]

@@ -43,6 +43,7 @@ def _is_gone(end: End) -> bool:
     require(not [row for row in end.after.signals if row["target_id"] == 1], "its signals are left")
     require(not end.after.records(1), "its records are left")
     require(not [row for row in end.after.audit if row["instance_id"] == 1], "its audit events are left")
+    require(not end.after.items, "its stream items are left")
     return True
 
 
