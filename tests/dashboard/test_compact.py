@@ -1,0 +1,28 @@
+"""JavaScript without comments and needless spaces. The tests of all pages run what this makes of the real files."""
+
+from __future__ import annotations
+
+import pytest
+
+from gen_durable.dashboard.compact import compact
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("// words\nconst a = 1;\n\n  /* more\n  words */ let b = a + +1 - -a;\n", "const a=1;let b=a+ +1- -a;"),
+        ("f(a,\n  b)\n  .then(c)", "f(a,b).then(c)"),
+        ("a = b\n(c)", "a=b\n(c)"),
+        ("return {\n  a,\n  b: x => x,\n};", "return{a,b:x=>x,};"),
+        ("const url = 'http://x'; // y", "const url='http://x';"),
+        ("x = a / b / c; y = /[/\\s]+ \\/ /g.test(z)", "x=a/b/c;y=/[/\\s]+ \\/ /g.test(z)"),
+        ("return /a b/.test(c)", "return/a b/.test(c)"),
+        ("`a  ${ b } \n  c`", "`a  ${b} \n  c`"),
+        ("html`<p>\n    ${ a ? html`<b> // x </b>` : '' }  y\n  </p>`", "html`<p>\n${a?html`<b> // x </b>`:''}  y\n</p>`"),
+        ("`${ {a: `}`} }` + 1", "`${{a:`}`}}`+1"),
+        ("if (a) b();\nelse c();\nd", "if(a)b();else c();d"),
+        ("let a\nlet b\nx++\ny", "let a\nlet b\nx++\ny"),
+    ],
+)  # fmt: skip
+def test_source_keeps_its_meaning(source: str, expected: str) -> None:
+    assert compact(source) == expected + "\n"

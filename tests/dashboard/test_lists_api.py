@@ -1,0 +1,333 @@
+"""The API of lists: search, counts, completion, failures by message, batches."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from gen_durable import AsyncClient, Spec, Status, Worker
+from gen_durable.dashboard import Dashboard, create_app
+from gen_durable.dashboard.redaction import hide_secrets
+from gen_durable.dashboard.searching import checked
+from tests.dashboard.conftest import TOKENS, http_as
+from tests.dashboard.machines import MACHINES, Checkout, Order, fragile, parcel
+
+
+async def ended(http: httpx.AsyncClient, id: int) -> dict[str, Any]:
+    async with asyncio.timeout(20):
+        while True:
+            batch: dict[str, Any] = (await http.get(f"/api/batches/{id}")).json()
+            if batch["finished_at"]:
+                return batch
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def failed(client: AsyncClient, durable_dsn: str) -> list[int]:
+    """Three failed instances of two groups, and one that is done."""
+    texts = ("page 1: no 'a'", "page 22: no 'b'", "connection lost")
+    inserted = [await client.insert(fragile, text, correlation_key=f"f:{text[:6]}") for text in texts]
+    done = await client.insert(parcel, 1)
+    async with Worker(MACHINES, dsn=durable_dsn):
+        for one in (*inserted, done):
+            await client.wait(one)
+    return [one.id for one in inserted]
+
+
+async def get(http: httpx.AsyncClient, path: str, **params: Any) -> Any:
+    answer = await http.get(f"/api{path}", params=params)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_search_returns_rows_without_states(http: httpx.AsyncClient, failed: list[int]) -> None:
+    page = await get(http, "/instances", q="status:failed")
+    assert [row["id"] for row in page["items"]] == failed[::-1]
+    assert (page["next"], page["bounded"], page["words"]) == (None, None, "Failed instances")
+    assert (page["items"][0]["about"], page["items"][0]["is_error"]) == ("ValueError: connection lost", True)
+    assert page["items"][0]["key"] == "f:connec"
+    assert "state" not in page["items"][0]
+
+
+async def test_pages_continue_before_the_last_id(http: httpx.AsyncClient, client: AsyncClient) -> None:
+    await client.insert_all([Spec(parcel, n) for n in range(5)])
+    first = await get(http, "/instances", limit=3)
+    assert [row["id"] for row in first["items"]] == [5, 4, 3]
+    second = await get(http, "/instances", limit=3, before=first["next"])
+    assert ([row["id"] for row in second["items"]], second["next"]) == ([2, 1], None)
+
+
+async def test_condition_without_an_index_says_how_far_it_looked(
+    http: httpx.AsyncClient, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gen_durable._db.search.BOUND", 3)
+    await client.insert_all([Spec(Checkout, Order(n)) for n in range(5)])
+    page = await get(http, "/instances", q="state.number:0")
+    assert (page["items"], page["next"], page["bounded"]) == ([], 3, 3)
+    page = await get(http, "/instances", q="state.number:0", before=page["next"])
+    assert [row["id"] for row in page["items"]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("q", "words"),
+    [("staus:failed", "staus:failed (position 1)"), ("a:b:", "a:b"), ('error:~"x', "not closed")],
+)
+async def test_wrong_search_names_the_term(http: httpx.AsyncClient, q: str, words: str) -> None:
+    for path in ("/instances", "/instances/counts"):
+        answer = await http.get(f"/api{path}", params={"q": q})
+        assert answer.status_code == 422
+        assert words in answer.json()["detail"]
+    answer = await http.get("/api/batches/preview", params={"verb": "retry", "q": q})
+    assert answer.status_code == 422
+    assert (await http.post("/api/batches", json={"verb": "retry", "q": q})).status_code == 422
+
+
+@pytest.mark.parametrize(("name", "value"), [("limit", 0), ("limit", 501), ("before", 0), ("before", 2**63)])
+async def test_page_parameters_are_checked(http: httpx.AsyncClient, name: str, value: int) -> None:
+    assert (await http.get("/api/instances", params={name: value})).status_code == 422
+
+
+@pytest.mark.parametrize(
+    "q", ["state.password:x", "state.card.api_key:7", "-state.password:x", "state.a.Token:1,2"]
+)
+async def test_hidden_values_cannot_be_searched(http: httpx.AsyncClient, client: AsyncClient, q: str) -> None:
+    for path in ("/instances", "/instances/counts", "/batches/preview?verb=cancel"):
+        answer = await http.get(f"/api{path}", params={"q": q, **({"verb": "cancel"} if "?" in path else {})})
+        assert (answer.status_code, answer.json()["title"]) == (422, "Hidden values cannot be searched")
+    answer = await http.post("/api/batches", json={"verb": "cancel", "q": q})
+    assert answer.status_code == 422
+    assert await client.batches() == []
+
+
+def test_function_of_the_application_decides_what_is_hidden() -> None:
+    def redact(value: Any) -> Any:
+        return {key: "***" if key == "city" else inner for key, inner in hide_secrets(value).items()}
+
+    assert str(checked("state.street:x", redact)) == "state.street:x"
+    with pytest.raises(Exception, match="hides this value"):
+        checked("state.city:Rome", redact)
+
+
+async def test_counts_replace_the_status_of_the_search(http: httpx.AsyncClient, failed: list[int]) -> None:
+    page = await get(http, "/instances/counts", q="failed machine:shop.fragile")
+    counts = {one["status"]: one["count"] for one in page["items"]}
+    assert (counts[""], counts["failed"], counts["done"]) == (3, 3, 0)
+    assert "deleted" not in counts
+    assert (page["selected"], page["count"]) == ("failed", 3)
+    assert page["items"][0]["q"] == "machine:shop.fragile"
+    page = await get(http, "/instances/counts", q="status:failed,done")
+    assert (page["selected"], page["count"]) == (None, 4)
+    page = await get(http, "/instances/counts", q="error:~connection")
+    assert {one["status"]: one["count"] for one in page["items"]}["failed"] == 1
+
+
+async def test_counts_are_bounded(
+    http: httpx.AsyncClient, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gen_durable.dashboard.api.instances._MOST_COUNTED", 3)
+    await client.insert_all([Spec(parcel, n) for n in range(5)])
+    page = await get(http, "/instances/counts")
+    runnable = next(one for one in page["items"] if one["status"] == "runnable")
+    assert (runnable["count"], runnable["is_exact"]) == (3, False)
+    assert not page["items"][0]["is_exact"]
+
+
+async def test_completion_has_names_and_values(http: httpx.AsyncClient, failed: list[int]) -> None:
+    page = await get(http, "/complete", q="machine:shop.fr", at=15)
+    assert (page["start"], page["end"]) == (8, 15)
+    assert [one["text"] for one in page["items"]] == ["shop.fragile"]
+    assert "status:" in [one["text"] for one in (await get(http, "/complete", q="sta"))["items"]]
+
+
+async def test_failures_are_grouped_without_numbers_and_quotes(
+    http: httpx.AsyncClient, failed: list[int]
+) -> None:
+    page = await get(http, "/failures")
+    assert (page["total"], page["grouped"]) == (3, 3)
+    first, second = page["groups"]
+    assert (first["message"], first["count"]) == ("ValueError: page #: no '…'", 2)
+    assert (first["machine"], first["step"], first["versions"]) == ("shop.fragile", "run", [1])
+    assert first["samples"] == failed[1::-1]
+    assert sum(first["counts"]) == 2
+    for group in (first, second):
+        found = await get(http, "/instances", q=group["q"])
+        assert len(found["items"]) == group["count"]
+
+
+async def test_attempts_that_were_repeated_are_grouped(
+    http: httpx.AsyncClient, client: AsyncClient, db: Any
+) -> None:
+    inserted = await client.insert(parcel, 1)
+    await db.execute(
+        "insert into gen_durable.executions"
+        " (instance_id, step_seq, execution, attempt, status, outcome, step, error, finished_at)"
+        " select $1, 1, n, n, 'ABORTED', o, 'run', e, now() from (values (1, 'retry', 'no answer in 3 s'),"
+        " (2, 'retry', 'no answer in 5 s'), (3, 'lease', null), (4, 'shutdown', null)) as v (n, o, e)",
+        inserted.id,
+    )
+    page = await get(http, "/failures/raised")
+    assert {(one["message"], one["count"]) for one in page["groups"]} == {
+        ("no answer in # s", 2), ("The worker died or lost its lease", 1),
+    }  # fmt: skip
+
+
+async def test_nothing_failed(http: httpx.AsyncClient) -> None:
+    for path in ("/failures", "/failures/raised"):
+        page = await get(http, path)
+        assert (page["total"], page["groups"]) == (0, [])
+
+
+async def test_shell_counts_failures_and_findings(http: httpx.AsyncClient, failed: list[int]) -> None:
+    shell = await get(http, "/shell")
+    assert (shell["failures"], shell["dead_events"]) == (3, 0)
+    assert (await get(http, "/findings"))["findings"] >= 0
+
+
+async def test_batch_of_a_search_is_previewed_and_run(
+    http: httpx.AsyncClient, client: AsyncClient, failed: list[int]
+) -> None:
+    q = "machine:shop.fragile error:~page"
+    shown = await get(http, "/batches/preview", verb="retry", q=q)
+    assert (shown["count"], shown["total"], shown["text"]) == (2, 2, "to retry: 2 failed")
+    started = await http.post(
+        "/api/batches", json={"verb": "retry", "q": q, "expected": 2, "reason": "fixed"}
+    )
+    batch = await ended(http, started.json()["id"])
+    assert (batch["status"], batch["done"], batch["result"]) == ("finished", 2, "2 retried")
+    assert (batch["actor"], batch["reason"], batch["q"]) == ("ann", "fixed", q)
+    assert batch["words"] == "instances of shop.fragile whose error contains page"
+    assert await client.count(status=Status.FAILED) == 1
+    events = await client.audit_log(limit=20)
+    assert [one.data["where"] for one in events if one.event == "started" and one.subject] == [q]
+
+
+async def test_batch_of_ids_counts_those_that_it_leaves(http: httpx.AsyncClient, failed: list[int]) -> None:
+    ids = [failed[0], 4]
+    shown = await get(http, "/batches/preview", verb="retry", ids=",".join(map(str, ids)))
+    assert (shown["count"], shown["text"]) == (1, "to retry: 1 failed. Unchanged: 1 done")
+    started = await http.post("/api/batches", json={"verb": "retry", "ids": ids})
+    batch = await ended(http, started.json()["id"])
+    assert (batch["result"], batch["words"], batch["q"]) == (
+        "1 retried, 1 left",
+        "2 selected instances",
+        None,
+    )
+
+
+async def test_deleted_instances_are_restored(
+    http: httpx.AsyncClient, client: AsyncClient, failed: list[int]
+) -> None:
+    started = await http.post("/api/batches", json={"verb": "delete", "q": "status:failed"})
+    await ended(http, started.json()["id"])
+    assert [row["id"] for row in (await get(http, "/instances", q="status:deleted"))["items"]] == failed[::-1]
+    shown = await get(http, "/batches/preview", verb="restore", q="status:deleted")
+    assert (shown["count"], shown["text"]) == (3, "to restore: 3 failed")
+    ids = ",".join(map(str, failed))
+    assert (await get(http, "/batches/preview", verb="restore", ids=ids))["count"] == 3
+    started = await http.post("/api/batches", json={"verb": "restore", "q": "status:deleted"})
+    assert (await ended(http, started.json()["id"]))["result"] == "3 restored"
+    assert await client.count(status=Status.FAILED) == 3
+
+
+async def test_moved_count_is_a_conflict(http: httpx.AsyncClient, client: AsyncClient) -> None:
+    await client.insert_all([Spec(parcel, n) for n in range(40)])
+    answer = await http.post("/api/batches", json={"verb": "cancel", "q": "runnable", "expected": 20})
+    assert answer.status_code == 409
+    problem = answer.json()
+    assert problem["title"] == "The number of instances has changed"
+    assert problem["detail"] == "cancel would change 40 instances now; the preview counted 20."
+    assert problem["facts"] == {"expected": 20, "found": 40}
+    assert await client.batches() == []
+    answer = await http.post("/api/batches", json={"verb": "cancel", "q": "runnable", "expected": 38})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("role", "verb", "status"),
+    [
+        ("read", "retry", 403),
+        ("operate", "retry", 200),
+        ("operate", "cancel", 200),
+        ("operate", "delete", 403),
+        ("operate", "restore", 403),
+        ("admin", "delete", 200),
+        ("admin", "restore", 200),
+    ],
+)
+async def test_batches_need_the_role_of_their_verb(
+    dashboard: Dashboard, role: str, verb: str, status: int
+) -> None:
+    async with http_as(dashboard, role) as http:
+        answer = await http.post("/api/batches", json={"verb": verb, "q": ""})
+        assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"verb": "retry"},
+        {"verb": "retry", "q": "", "ids": [1]},
+        {"verb": "explode", "q": ""},
+        {"verb": "retry", "q": "", "cascade": True},
+        {"verb": "retry", "ids": [0]},
+    ],
+)
+async def test_invalid_batches_are_refused(
+    http: httpx.AsyncClient, client: AsyncClient, body: dict[str, Any]
+) -> None:
+    assert (await http.post("/api/batches", json=body)).status_code == 422
+    assert await client.batches() == []
+
+
+@pytest.mark.parametrize("ids", ["1,", "x", "1,-2", "9" * 30])
+async def test_invalid_ids_of_a_preview_are_refused(http: httpx.AsyncClient, ids: str) -> None:
+    answer = await http.get("/api/batches/preview", params={"verb": "retry", "ids": ids})
+    assert answer.status_code == 422
+
+
+async def test_batch_is_stopped_and_a_pending_one_is_run(
+    http: httpx.AsyncClient, client: AsyncClient
+) -> None:
+    await client.insert_all([Spec(parcel, n) for n in range(3)])
+    first, second = [await client.start_batch("cancel", parcel) for _ in range(2)]
+    stopped = await http.post(f"/api/batches/{first.id}/stop", json={"reason": "wrong"})
+    assert (stopped.json()["status"], stopped.json()["stopped_by"]) == ("stopped", "ann")
+    assert stopped.json()["words"] == "instances of shop.parcel"
+    await http.post(f"/api/batches/{second.id}/run", json={})
+    assert (await ended(http, second.id))["result"] == "3 cancelled"
+    assert [one["id"] for one in (await get(http, "/batches"))["items"]] == [second.id, first.id]
+    assert (await http.get("/api/batches/99")).status_code == 404
+    assert (await http.post("/api/batches/99/stop", json={})).status_code == 404
+
+
+async def test_runner_exists_only_while_batches_are_unfinished(
+    client: AsyncClient, http: httpx.AsyncClient, dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gen_durable.dashboard.batch_runner._EVERY", 0.02)
+    runner = dashboard._board.batches
+
+    async def is_idle() -> None:
+        async with asyncio.timeout(20):
+            while not runner.is_idle:
+                await asyncio.sleep(0.01)
+
+    await is_idle()
+    batch = await client.start_batch("cancel")
+    await get(http, "/batches")
+    assert not runner.is_idle
+    await http.post(f"/api/batches/{batch.id}/run", json={})
+    await ended(http, batch.id)
+    await is_idle()
+
+
+async def test_read_only_dashboard_shows_batches_and_runs_none(client: AsyncClient) -> None:
+    batch = await client.start_batch("cancel")
+    app = create_app(client, tokens=TOKENS, read_only=True)
+    async with app.opened(), http_as(app, "admin") as http:
+        [row] = (await get(http, "/batches"))["items"]
+        assert (row["id"], row["status"], row["words"]) == (batch.id, "pending", "all instances")
+        assert app._board.batches.is_idle
+        assert (await http.post("/api/batches", json={"verb": "retry", "q": ""})).status_code == 403

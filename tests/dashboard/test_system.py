@@ -1,0 +1,33 @@
+"""The page of the system."""
+
+from __future__ import annotations
+
+from playwright.async_api import expect
+
+from gen_durable import AsyncClient
+from tests.dashboard.conftest import LogIn, shot
+from tests.dashboard.machines import XSS, parcel
+
+
+async def test_findings_have_a_fix_to_copy(log_in: LogIn, client: AsyncClient) -> None:
+    await client.pause_queue("mail", actor=XSS, reason=XSS)
+    await client.insert(parcel, 1, queue="mail")
+    await client.insert(parcel, 2, queue=XSS)
+    async with log_in("read", path="/system") as page:
+        await expect(page.get_by_text("queue mail is paused")).to_be_visible()
+        async with page.expect_response("**/api/system"):
+            await page.get_by_role("button", name="Check again").press("Enter")
+        await expect(page.get_by_text("gen-durable queues resume mail", exact=True)).to_be_visible()
+        await expect(page.get_by_text("queue.paused", exact=True)).to_have_count(0)
+        await expect(page.get_by_text("index.missing", exact=True)).to_be_visible()
+        await expect(page.locator(".findings")).to_contain_text(XSS)
+        await page.get_by_role("button", name="Copy").first.click()
+        await expect(page.get_by_text("Copied")).to_be_visible()
+        for text in ("shared_buffers", "done 24 h", "Postgresql", "Max connections"):
+            await expect(page.locator("main")).to_contain_text(text, ignore_case=True)
+        await expect(page.get_by_role("row", name="gen_durable")).to_be_visible()
+        await shot(page, "system")
+        await page.set_viewport_size({"width": 400, "height": 900})
+        await page.emulate_media(color_scheme="dark")
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        await shot(page, "system-400")
