@@ -263,8 +263,9 @@ def test_admin_is_read_only(durable: DjangoClient) -> None:
     browser.force_login(staff)
     assert browser.get("/admin/gen_durable/instance/").status_code == 403
     staff.user_permissions.set(Permission.objects.filter(content_type__app_label="gen_durable"))
+    views = [f"view_{model}" for model in ("auditevent", "execution", "instance", "outboxevent")]
     assert set(staff.get_all_permissions()) == {
-        f"gen_durable.view_{model}" for model in ("auditevent", "execution", "instance", "outboxevent")
+        f"gen_durable.{name}" for name in (*views, "operate_instance", "administer_instance")
     }
     for model in ("auditevent", "outboxevent", "instance"):
         assert browser.get(f"/admin/gen_durable/{model}/").status_code == 200
@@ -340,6 +341,18 @@ def test_dsn_of_a_project(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "require",
         False,
     )
+
+
+def test_host_and_port_of_the_options_are_used(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages that parse a DATABASE_URL put the parameters of its query there."""
+    configured = connections["default"].settings_dict
+    host, port = configured["HOST"], configured["PORT"]
+    monkeypatch.setitem(configured, "OPTIONS", {"host": "/elsewhere", "port": "1"})
+    assert psycopg.conninfo.conninfo_to_dict(database_dsn()) == psycopg.conninfo.conninfo_to_dict(dsn)
+    monkeypatch.setitem(configured, "OPTIONS", {"host": host, "port": port})
+    monkeypatch.setitem(configured, "HOST", "")
+    monkeypatch.setitem(configured, "PORT", "")
+    assert psycopg.conninfo.conninfo_to_dict(database_dsn()) == psycopg.conninfo.conninfo_to_dict(dsn)
 
 
 @pytest.mark.clause("ADAPT-5", "ADAPT-8")

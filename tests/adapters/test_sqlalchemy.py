@@ -253,5 +253,5 @@ async def test_example(
     assert capsys.readouterr().out.splitlines() == [
         "refused: the price must be at least 1",
         "order 2: 30 charged",
-        "in the tables: 1 order, 1 instance",
+        "in the tables: 1 paid order, 1 instance",
     ]

@@ -13,9 +13,10 @@ SECTIONS = {
     "_db": "`_db/`",
     "_core": "`_core/`",
     "_graph": "`_graph/`",
+    "dashboard": "`dashboard/`",
 }
 # Packages that have one row for all their modules.
-WHOLE = {"cli", "demo", "testing", "contrib", "embedded", "sinks"}
+WHOLE = {"cli", "demo", "testing", "contrib", "embedded", "sinks", "dashboard"}
 IDENTIFIER = re.compile(r"[A-Za-z_][\w.]*(?:\(\))?")
 
 

@@ -22,7 +22,7 @@ PIN = re.compile(
 )
 EXTRAS = {
     "dev": ["dev"],
-    "demo": ["embedded", "cli"],
+    "demo": ["embedded", "dash"],
     "docs": ["docs"],
     "runtime": ["all", "http", "nats", "redis", "sqlalchemy", "django", "fastapi"],
 }

@@ -23,6 +23,9 @@ class Checkout(Machine[dict[str, Any], dict[str, Any]], queue="checkout"):
 
 
 class Parcel(Machine[int, None], version=2):
+    moved = Signal("moved", list[int])
+    lost = Signal("lost")
+
     @step
     async def pack(self, ctx: Context[int]) -> Outcome[None]:
         if ctx.state < 0:

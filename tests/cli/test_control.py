@@ -13,7 +13,7 @@ from gen_durable import Status
 from gen_durable._db import control
 from gen_durable._db.failures import StatementError
 from gen_durable._db.plan import Plan
-from gen_durable.cli.verbs import Cancel, Change
+from gen_durable._verbs.changes import Cancel, Change
 from gen_durable.testing import Harness
 from tests.cli.conftest import Gd, execute, output, parsed, refused
 from tests.cli.machines import BIG, Checkout, Parcel, Shipment
@@ -322,8 +322,17 @@ def test_restore_where_selects_deleted_instances(gd: Gd, shop: Harness) -> None:
             "--where machin=Checkout: unknown filter; did you mean 'machine'? Filters: machine, step,",
         ),
         (
-            ["delete", "--where", "Checkout"],
-            "--where Checkout: write FILTER=VALUE. Filters: machine, step,",
+            ["delete", "--where", "staus:failed"],
+            "staus:failed (position 1): there is no term 'staus'; did you mean 'status'? ",
+        ),
+        (["delete", "--where", " "], "--where is empty. Give a search, for example --where status:failed."),
+        (
+            ["cancel", "--where", "machine:Checkout", "status:failed"],
+            "give either targets or --where; did you mean --where 'status:failed'?",
+        ),
+        (
+            ["cancel", "--where", "status:live", "--where", "status:due"],
+            "status:due (position 13): 'status' is",
         ),
         (["restore", "--where", "status=gone"], "--where status: 'gone' is not a status"),
         (["cancel", "--where", "queue=a", "--where", "queue=b"], "--where queue is given 2 times"),

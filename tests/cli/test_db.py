@@ -23,7 +23,9 @@ def schema() -> str:
 
 
 @pytest.fixture
-def run(schema: str) -> Iterator[Run]:
+def run(schema: str, durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    monkeypatch.setenv("GEN_DURABLE_DSN", durable_dsn)
+
     def call(*arguments: str, answer: str = "") -> Result:
         return CliRunner().invoke(
             root, ["db", *arguments, "--schema", schema], input=answer, prog_name="gen-durable"
@@ -112,7 +114,8 @@ def test_invalid_schema_name() -> None:
 
 
 def output(result: Result) -> tuple[int, str]:
-    return result.exit_code, result.output
+    """Return the exit code and the last line; `status` describes an embedded server above it."""
+    return result.exit_code, result.output.splitlines(keepends=True)[-1]
 
 
 def code(script: str) -> str:
@@ -147,13 +150,19 @@ def test_url_is_usable_by_drivers(durable_dsn: str, monkeypatch: pytest.MonkeyPa
         assert connection.execute("select 1").fetchone() == (1,)
 
 
+def test_status_says_that_the_environment_gave_the_dsn(gd: Gd, monkeypatch: pytest.MonkeyPatch) -> None:
+    unreachable = "postgresql://app@127.0.0.1:1/shop"
+    monkeypatch.setenv("GEN_DURABLE_DSN", unreachable)
+    assert "the DSN came from GEN_DURABLE_DSN" in gd("db", "status").stderr
+    assert "the DSN was given as an argument" in gd("db", "status", "--dsn", unreachable).stderr
+
+
 def test_newer_compatible_schema(gd: Gd, sql: psycopg.Connection[Any]) -> None:
     sql.execute("insert into gen_durable.migrations values (%s, now(), %s)", [LATEST + 1, LATEST])
     age = f"this gen_durable has version {LATEST} and works with it"
     for command in ("status", "migrate"):
         result = gd("db", command)
-        assert result.stdout == f"schema 'gen_durable' is at version {LATEST + 1} ({age})\n"
-        assert result.exit_code == 0
+        assert output(result) == (0, f"schema 'gen_durable' is at version {LATEST + 1} ({age})\n")
     assert gd("ls").exit_code == 0
     sql.execute("update gen_durable.migrations set oldest_code = version where version = %s", [LATEST + 1])
     assert gd("db", "status").exit_code == 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import psycopg
 import pytest
 
+from gen_durable.cli.edit import _REFUSALS
+from gen_durable.instance import EditRefusal
 from gen_durable.testing import Harness
 from tests.cli.conftest import Gd, output, parsed, refused
 from tests.cli.machines import BIG, Checkout, Parcel
@@ -100,6 +102,18 @@ def test_edit_says_why_it_was_refused(gd: Gd, shop: Harness, sql: psycopg.Connec
         "2: not changed: a step is executing; repeat the command when it has ended\n",
     )
     assert refused(gd("edit", 9, "--step", "ship")).startswith("no instance has id 9")
+
+
+@pytest.mark.clause("UNDO-16")
+def test_edit_names_each_refusal(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
+    assert _REFUSALS.keys() == set(get_args(EditRefusal))
+    shop.insert(Checkout, {})
+    sql.execute("""update gen_durable.gen_durable set compensation = '{"end": {"status": "failed"}}'""")
+    assert output(gd("edit", 1, "--step", "ship", "--yes"))[:2] == (
+        1,
+        "1: not changed: it runs undo steps, or has run them, so it takes no other step; "
+        "`retry --step` continues a failed one\n",
+    )
 
 
 @pytest.mark.clause("EDT-2")

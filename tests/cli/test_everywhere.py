@@ -33,6 +33,8 @@ COMMANDS = [
     ["outbox"],
     ["audit"],
     ["explain", "1"],
+    ["stats"],
+    ["machines"],
 ]
 LISTS = ["ls", "workers", "queues", "limits", "schedules", "outbox", "audit"]
 every_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])

@@ -95,6 +95,9 @@ def test_ignored_codes_are_not_reported(app: Path) -> None:
     app.write_text(APP.replace("Next(self.second)", "Done(None)"))
     assert run("check", app).exit_code == 1
     assert run("check", app, "--ignore", "step.unreachable").exit_code == 0
+    unknown = run("check", app, "--ignore", "step.unreachabel")
+    assert (unknown.exit_code, unknown.stdout) == (2, "")
+    assert "'step.unreachabel' is not one of" in unknown.stderr
 
 
 def test_notices_do_not_fail_the_check(app: Path) -> None:
@@ -107,3 +110,23 @@ def test_notices_do_not_fail_the_check(app: Path) -> None:
 def test_file_that_cannot_be_imported_is_a_failure(app: Path) -> None:
     app.write_text("import nothing_of_this_name")
     assert run("check", app).exit_code == 2
+
+
+def test_refused_definition_has_its_place(app: Path) -> None:
+    app.write_text(
+        APP.replace("    @step\n    async def second", '    @step(undo="gone")\n    async def second')
+    )
+    done = run("check", app)
+    assert done.exit_code == 1
+    first, fix, *_ = done.stdout.splitlines()
+    assert first.startswith(f"{app}:4: problem: ")
+    assert first.endswith("[step.unknown]")
+    assert fix.endswith("; then check again: nothing after it was checked")
+    (found,) = json.loads(run("check", app, "--json").stdout)
+    assert found["facts"] == {"file": str(app), "line": 4}
+
+
+def test_hint_for_a_name_is_a_machine(app: Path) -> None:
+    app.write_text(APP + "class Nopes: ...\n")
+    assert "did you mean" not in run("check", f"{app}:Nope").stderr
+    assert "did you mean 'Checkout'" in run("check", f"{app}:Chekout").stderr

@@ -32,7 +32,7 @@ def test_history_shows_transitions_and_changes(gd: Gd, shop: Harness) -> None:
         "      ~ $[1]: 2 -> 3",
     ]
     found = parsed(gd("history", 1, "--json"))
-    assert [one["state"] for one in found] == [[1, 2], [1, 2], [1, 3]]
+    assert [(one["state"], one["version"]) for one in found] == [([1, 2], 1), ([1, 2], 1), ([1, 3], 1)]
     assert found[1]["children"] == [2, 3]
     assert [one["step_seq"] for one in parsed(gd("history", 1, "--after", 0, "--limit", 1, "--json"))] == [1]
 
@@ -56,7 +56,7 @@ def test_missing_states_and_instances_are_errors(gd: Gd, shop: Harness) -> None:
     assert refused(gd("history", 9)).startswith("no instance has id 9")
     assert refused(gd("diff", 9)).startswith("no instance has id 9")
     assert refused(gd("diff", 1, 0)).startswith("transition 0 is the insert")
-    assert refused(gd("diff", 1, 7)).startswith("the state after transition 6 was not kept")
+    assert refused(gd("diff", 1, 7)).startswith("there is no transition 7: the last one is 0")
 
 
 @pytest.mark.clause("FRK-1")

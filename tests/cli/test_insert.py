@@ -41,7 +41,9 @@ def test_every_option_is_stored(gd: Gd, sql: psycopg.Connection[Any]) -> None:
 
 def test_insert_with_a_rate_limit(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
     limited = ("insert", "Checkout", "--rate-limit", "crm:7", "--weight", 3)
-    assert refused(gd(*limited)).startswith("there is no rate limit 'crm'; set it with")
+    assert refused(gd(*limited)).startswith(
+        "there is no rate limit 'crm'; set it: gen-durable limits set crm=100/1m"
+    )
     gd("limits", "set", "crm=100/1m/2")
     assert refused(gd(*limited)).startswith("a weight of 3 is more than the burst of rate limit 'crm', 2")
     gd("limits", "set", "crm=100/1m/10")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
+from gen_durable._db import search, workers
 from gen_durable.testing import Harness
 from tests.cli.conftest import Gd, execute, output, parsed, refused
 from tests.cli.machines import BIG, Checkout, Parcel, Shipment
+from tests.support.worker_rows import WORKER_ROW
 
 
 @pytest.fixture
@@ -55,6 +59,62 @@ FILTERS = {
 @pytest.mark.usefixtures("full")
 def test_filters(gd: Gd) -> None:
     assert {filters: listed(gd, *filters.split()) for filters in FILTERS} == FILTERS
+
+
+SEARCHES = {
+    ("machine:Parcel",): [3, 2],
+    ("machine:Parcel,Shipment -status:done",): [4, 2],
+    ("Parcel failed",): [2],
+    ("6",): [6],
+    ("late",): [6],
+    ("ship",): [5, 1],
+    ("key:order:1,u:2",): [6, 1],
+    ("parent:4",): [5],
+    ("status:deleted",): [7],
+    ("error:~LOST age:<1h",): [2],
+    ("awaits:payment", "--machine", "Checkout"): [5, 1],
+    ("state.big:1",): [],
+    (f"state.big:{BIG}",): [1],
+    ("--where=-status:live", "--where", "machine=Parcel"): [3, 2],
+    ("status:failed", "--limit", "1", "--json"): [2],
+}
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("arguments", SEARCHES)
+def test_searches(gd: Gd, arguments: tuple[str, ...]) -> None:
+    assert listed(gd, *arguments) == SEARCHES[arguments]
+
+
+@pytest.mark.usefixtures("full")
+def test_bounded_search_says_how_to_continue(gd: Gd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "BOUND", 2)
+    assert output(gd("ls", "error:~lost")) == (
+        0,
+        "",
+        "no matching instances\n2 instances checked. Continue: --before 5\n",
+    )
+    result = gd("ls", "error:~lost", "--before", "5", "--json")
+    assert result.stderr == "2 instances checked. Continue: --before 3\n"
+    assert [row["id"] for row in json.loads(gd("ls", "error:~lost", "--before", "3", "--json").stdout)] == [2]
+    assert gd("retry", "--where", "error:~lost", "--yes").stdout == "1 retried\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["staus:failed"], "staus:failed (position 1): there is no term 'staus'; did you mean 'status'?"),
+        (["a", "age:1h"], "age:1h (position 3): 'age' needs a comparison; write for example age:>1h"),
+        (["--where", "machin=x"], "--where machin=x: unknown filter; did you mean 'machine'?"),
+        (
+            ["--queue", "a", "--where", "queue=b"],
+            "queue is given as --queue and in the search. Give it once.",
+        ),
+    ],
+)
+def test_errors_of_searches(gd: Gd, arguments: list[str], message: str) -> None:
+    for command in ("ls", "tail"):
+        assert refused(gd(command, *arguments)).startswith(message)
 
 
 @pytest.mark.usefixtures("full")
@@ -133,6 +193,17 @@ def test_ended_instance_shows_its_last_attempt(gd: Gd, sql: psycopg.Connection[A
 def test_future_instance_shows_when_it_is_due(gd: Gd, shop: Harness) -> None:
     assert gd("insert", "Checkout", "--in", "2h1s").exit_code == 0
     assert gd("ls").stdout.splitlines()[1].endswith("in 2h")
+
+
+def test_step_that_no_live_worker_has_is_named(gd: Gd, shop: Harness) -> None:
+    shop.insert(Checkout, {})
+    row = msgspec.structs.replace(WORKER_ROW, fsms=["Checkout"], fsm_steps='[["ship"]]')
+    shop._database.run(workers.announce(row, timedelta(hours=1)))
+    assert gd("ls").stdout.splitlines()[1].endswith("  no live worker has its step")
+    assert "now:              no live worker has its step\n" in gd("show", 1).stdout
+    row = msgspec.structs.replace(row, name="w2", fsm_steps='[["start"]]')
+    shop._database.run(workers.announce(row, timedelta(hours=1)))
+    assert gd("ls").stdout.splitlines()[1].endswith("  -")
 
 
 def test_full_page_names_the_next_one(gd: Gd, full: Harness) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from gen_durable._core.model import Execution
 from gen_durable._db import workers
 from gen_durable.testing import Harness
 from tests.cli.conftest import Gd, execute, output, parsed, refused
@@ -17,12 +18,33 @@ from tests.support.worker_rows import WORKER_ROW
 
 def test_workers(gd: Gd, shop: Harness) -> None:
     assert output(gd("workers")) == (0, "", "no workers\n")
-    shop._database.run(workers.announce(WORKER_ROW, timedelta(hours=1)))
+    shop._database.run(workers.announce(WORKER_ROW, timedelta(hours=1), in_flight=3))
     lines = gd("workers").stdout.splitlines()
-    assert lines[0].split() == ["NAME", "STATE", "UP", "SEEN", "VERSION", "SERVES", "MACHINES"]
-    assert lines[1].split() == ["w", "live", "0s", "0s", "1", "default", "A", "v1"]
+    assert lines[0].split() == ["NAME", "STATE", "UP", "SEEN", "LEASED", "VERSION", "SERVES", "MACHINES"]
+    assert lines[1].split() == ["w", "live", "0s", "0s", "3/10", "1", "default", "10", "A", "v1"]
     (worker,) = parsed(gd("workers", "--json"))
     assert (worker["name"], worker["is_live"], worker["machines"]) == ("w", True, [["A", 1]])
+    assert worker["blocked"] is None
+    assert (worker["capacities"], worker["capacity"], worker["in_flight"]) == ({"default": 10}, None, 3)
+
+
+def test_worker_whose_event_loop_is_blocked(gd: Gd, shop: Harness) -> None:
+    shop._database.run(workers.announce(WORKER_ROW, timedelta(hours=1)))
+    shop._database.run(workers.blocked("w", timedelta(hours=1), None, timedelta(seconds=7)))
+    assert gd("workers").stdout.splitlines()[1].split()[:3] == ["w", "blocked", "0s"]
+    shop._database.run(
+        workers.blocked(
+            "w",
+            timedelta(hours=1),
+            Execution(7, 1, "A", 1, "s", 0, 0, "{}", "default"),
+            timedelta(seconds=7),
+        )
+    )
+    assert gd("workers").stdout.splitlines()[1].split()[:5] == ["w", "blocked", "by", "A", "7"]
+    blocked = parsed(gd("workers", "--json"))[0]["blocked"]
+    assert (blocked["machine"], blocked["step"], blocked["id"]) == ("A", "s", 7)
+    shop._database.run(workers.announce(WORKER_ROW, timedelta(hours=1)))
+    assert parsed(gd("workers", "--json"))[0]["blocked"] is None
 
 
 def test_queues(gd: Gd, shop: Harness) -> None:
@@ -75,12 +97,20 @@ def test_pause_waits_for_confirmations(gd: Gd, shop: Harness) -> None:
     assert gd("queues", "pause", "mail", "--timeout", "1s").exit_code == 2
 
 
-def test_explain_ends_with_the_fix(gd: Gd, shop: Harness) -> None:
+def test_explain_ends_with_the_fix(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
     shop.insert(Parcel, -1)
     shop.insert(Checkout, {})
     shop.drain()
     assert gd("explain", 1).stdout.splitlines()[-1] == "  retry: gen-durable retry 1"
     assert gd("explain", 2).stdout.splitlines()[-1] == "  send it: gen-durable signal 2 payment"
+    declared = '{"payment": {"type": "integer"}}'
+    sql.execute("update gen_durable.machines set signals = %s where fsm = 'Checkout'", [declared])
+    assert gd("explain", 2).stdout.splitlines()[-1] == "  send it: gen-durable signal 2 payment PAYLOAD"
+    sql.execute(
+        "update gen_durable.gen_durable set status = 'runnable', attempt = 1,"
+        " eligible_at = now() + interval '1 h' where id = 2"
+    )
+    assert gd("explain", 2).stdout.splitlines()[-1] == "  run it now: gen-durable edit 2 --wake"
 
 
 def test_explain(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:

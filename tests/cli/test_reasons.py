@@ -2,72 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import click
 import psycopg
 import pytest
 
 from gen_durable.cli.root import root
 from gen_durable.testing import Harness
+from tests.cli.changes import CHANGES, CONTINUES, MIGRATIONS, READ_ONLY, WITHOUT_AUDIT, commands
 from tests.cli.conftest import Gd, parsed
 from tests.cli.machines import Checkout
-
-READ_ONLY = {
-    *("ls", "show", "history", "diff", "wait", "workers", "explain", "doctor"),
-    *("queues ls", "limits ls", "schedules ls", "schedules show", "outbox ls", "audit ls"),
-}
-WITHOUT_AUDIT = {"demo", "worker", "check", "graph", *(f"db {verb}" for verb in ("status", "sql", "url"))}
-# They have tests of their own: they create and drop the audit log.
-MIGRATIONS = {"db migrate", "db down"}
-
-_ADD: list[object] = ["schedules", "add", "nightly", "Parcel", "1", "--every", "1h"]
-_EVENTS = {"pause": "paused", "resume": "resumed", "trigger": "triggered", "rm": "removed"}
-# Setup, the command, and the subject and event that it leaves; `#1` is the instance 1.
-CHANGES: dict[str, tuple[list[list[object]], list[object], tuple[str, str]]] = {
-    "insert": ([], ["insert", "Parcel", "1"], ("#2", "created")),
-    "signal": ([], ["signal", 1, "payment"], ("#1", "signalled")),
-    "cancel": ([], ["cancel", 1], ("#1", "cancelled")),
-    "retry": ([["cancel", 1]], ["retry", 1], ("#1", "retried")),
-    "fork": ([], ["fork", 1], ("#2", "created")),
-    "edit": ([], ["edit", 1, "--step", "ship", "--yes"], ("#1", "edited")),
-    "delete": ([], ["delete", 1], ("#1", "deleted")),
-    "restore": ([["delete", 1]], ["restore", 1], ("#1", "restored")),
-    "queues pause": ([], ["queues", "pause", "checkout"], ("queue:checkout", "paused")),
-    "queues resume": ([], ["queues", "resume", "checkout"], ("queue:checkout", "resumed")),
-    "queues set": ([], ["queues", "set", "checkout", "--concurrency", 3], ("queue:checkout", "set")),
-    "limits set": ([], ["limits", "set", "crm=100/1m"], ("limit:crm", "set")),
-    "limits rm": ([["limits", "set", "crm=3"]], ["limits", "rm", "crm"], ("limit:crm", "removed")),
-    "schedules add": ([], _ADD, ("schedule:nightly", "set")),
-    **{
-        f"schedules {verb}": (
-            [_ADD, ["schedules", "pause", "nightly"]] if verb == "resume" else [_ADD],
-            ["schedules", verb, "nightly"],
-            ("schedule:nightly", event),
-        )
-        for verb, event in _EVENTS.items()
-    },
-    "outbox replay": ([], ["outbox", "replay", 1], ("#1", "replayed")),
-    "audit level": ([], ["audit", "level", "all"], ("audit", "set")),
-}
-
-
-def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from commands(command, f"{path}{name} ")
-        else:
-            yield f"{path}{name}", command
 
 
 @pytest.mark.clause("AUD-14")
 def test_every_command_that_changes_something_takes_a_reason() -> None:
     found = dict(commands(root))
-    assert set(found) == READ_ONLY | WITHOUT_AUDIT | MIGRATIONS | set(CHANGES)
+    assert set(found) == READ_ONLY | WITHOUT_AUDIT | MIGRATIONS | CONTINUES | set(CHANGES)
     for name, command in found.items():
         options = {option for parameter in command.params for option in parameter.opts}
-        takes_reason = name in CHANGES or name in MIGRATIONS
+        takes_reason = name in CHANGES or name in MIGRATIONS | CONTINUES
         assert {"--reason", "--actor"} <= options if takes_reason else "--reason" not in options, name
 
 
@@ -84,6 +37,8 @@ def test_the_reason_is_in_the_audit_log(
         "insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, dead_at)"
         " values (1, 1, 1, 'crm', 't', 's', '{}', now())"
     )
+    if name == "batches stop":
+        shop.start_batch("retry", ids=[1])
     setup, command, (subject, event) = CHANGES[name]
     for arguments in setup:
         assert gd(*arguments).exit_code == 0

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from gen_durable import NoScheduleError, Schedule, Spec
+from gen_durable import Context, Done, Machine, NoScheduleError, Outcome, Schedule, Spec, step
 from gen_durable.cli.targets import load
 from gen_durable.testing import Harness
 from tests.cli.conftest import Gd, output, parsed, refused
@@ -54,6 +54,28 @@ def test_add_with_a_limit(gd: Gd, shop: Harness) -> None:
     )
     spec = parsed(added)["spec"]
     assert (spec["rate_limit"], spec["weight"], spec["concurrency_key"]) == ("crm:7", 2, "crm")
+
+
+class Tenant(Machine[dict[str, int], None], concurrency_key=lambda state: f"tenant:{state['tenant']}"):
+    @step
+    async def run(self, ctx: Context[dict[str, int]]) -> Outcome[None]:
+        return Done()
+
+
+@pytest.mark.parametrize("command", [["insert"], ["schedules", "add", "hourly"]])
+def test_key_that_only_the_code_computes_has_to_be_given(gd: Gd, shop: Harness, command: list[str]) -> None:
+    shop.use(Tenant)
+    when = ["--every", "1h"] if command[0] == "schedules" else []
+    assert refused(gd(*command, "Tenant", *when)) == (
+        "machine 'Tenant' computes concurrency_key from the state, which needs its code; "
+        'give --concurrency-key KEY, or --concurrency-key "" for none'
+    )
+    keys = {"tenant:7": "tenant:7", "": None}
+    for given, stored in keys.items():
+        assert gd(*command, "Tenant", '{"tenant": 7}', *when, "--concurrency-key", given).exit_code == 0
+        if when:
+            assert gd("schedules", "trigger", "hourly").exit_code == 0
+        assert shop.list()[0].concurrency_key == stored
 
 
 def test_pause_resume_trigger_and_rm(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:

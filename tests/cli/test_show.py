@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import ANY
 
+import click
 import psycopg
 import pytest
 
+from gen_durable._db.plan import Plan, Statement
+from gen_durable.cli.timeline import timeline_lines
 from gen_durable.testing import Harness
+from gen_durable.timeline import TimelineEntry
 from tests.cli.conftest import Gd, execute, output, parsed, refused
 from tests.cli.machines import BIG, Checkout, Parcel, Shipment
 
@@ -47,7 +53,13 @@ def test_waiting_instance(gd: Gd, shop: Harness, target: str) -> None:
     assert "(in 23h59m)" in facts["deadline"]
     assert section(gd, target, "inbox")[0] == "inbox: 1 unconsumed, 4 bytes"
     assert section(gd, target, "inbox")[1].startswith("note × 1, ")
-    assert section(gd, target, "executions")[1].startswith("1 start: DONE (await) in 0.")
+    timeline = section(gd, target, "timeline")
+    assert [line.split("  ")[-1].strip() for line in timeline if "inserted" not in line][2:] == [
+        "signal note (unread)",
+        ANY,
+        "waiting for signal payment",
+    ]
+    assert timeline[4].split("  ")[-1].strip().startswith("start: await, on test:")
 
 
 def test_failed_instance_with_error(gd: Gd, shop: Harness) -> None:
@@ -76,7 +88,10 @@ def test_instance_cancelled_while_waiting(gd: Gd, shop: Harness) -> None:
     shop.drain()
     shop.cancel(1)
     assert lines(gd, 1)["step"] == "ship, 1 execution in total"
-    assert section(gd, 1, "executions")[2] == "2 ship: ABORTED (cancelled) while waiting; no step ran"
+    assert [line.split("  ")[-1].strip() for line in section(gd, 1, "timeline")][-2:] == [
+        "waiting for signal payment",
+        "ship: cancelled",
+    ]
 
 
 def test_parent_with_children(gd: Gd, shop: Harness) -> None:
@@ -102,7 +117,11 @@ def test_cancel_and_delete_name_the_actor(gd: Gd, shop: Harness) -> None:
     assert shop.get(1) is None
     assert lines(gd, 1)["cancelled"].endswith("by ada: wrong one")
     assert lines(gd, 1)["deleted"].endswith(": tidy")
-    assert [line.split(",")[0] for line in section(gd, 1, "audit")[1:]] == ["cancelled", "deleted"]
+    assert [line.split("  ")[-1].strip() for line in section(gd, 1, "timeline")[2:]] == [
+        "inserted",
+        "cancelled by ada (login postgres): wrong one",
+        "deleted by bob (login postgres): tidy",
+    ]
     found = parsed(gd("show", 1, "--json"))
     assert (found["cancelled_by"], found["cancel_reason"], found["delete_reason"]) == (
         "ada",
@@ -124,6 +143,34 @@ def test_executing_instance_names_its_worker(gd: Gd, shop: Harness, sql: psycopg
     found = parsed(gd("show", 1, "--json"))
     assert (found["executions"][0]["status"], found["executions"][0]["lease_owner"]) == ("LEASED", "w")
     assert found["max_attempts"] == 4
+
+
+def test_expired_lease_is_named(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
+    shop.insert(Checkout, {})
+    execute(sql, 1)
+    sql.execute("update gen_durable.gen_durable set lease_expires_at = now() - interval '90 s'")
+    expired = "lease of worker w expired 1m30s ago"
+    assert lines(gd, 1)["now"] == expired
+    assert gd("ls").stdout.splitlines()[1].endswith(expired)
+    assert expired in gd("wait", 1, "--timeout", "0s").stderr
+    assert parsed(gd("ls", "--json"))[0]["lease_expires_at"] is not None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        ("lease", "lease expired (its process died or hung)"),
+        ("poison", "lease expired once too often (crash_limit)"),
+        ("unknown_step", "left to other workers (this worker does not have the step)"),
+        ("shutdown", "given back (the worker shut down)"),
+        ("rejoin", "waits again (a child was retried)"),
+        ("retry", "retry"),
+    ],
+)
+def test_timeline_explains_outcomes_that_no_step_returned(outcome: str, text: str) -> None:
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    entry = TimelineEntry(at=at, kind="execution", name="crawl", outcome=outcome, worker="w")
+    assert click.unstyle(list(timeline_lines([entry]))[-1]).endswith(f"  crawl: {text}, on w")
 
 
 def test_done_instance_with_long_json(gd: Gd, shop: Harness) -> None:
@@ -152,3 +199,25 @@ def test_deeply_nested_state_is_shown_as_is(gd: Gd, shop: Harness, sql: psycopg.
     for command in (["show", 1], ["ls"]):
         shown = gd(*command, "--json")
         assert (shown.exit_code, f'"state":{deep}' in shown.stdout) == (0, True)
+
+
+def test_progress_and_checkpoint(gd: Gd, shop: Harness) -> None:
+    shop.load(Checkout, state={}, checkpoint={"page": 7})
+    progress = '{"done": 12, "total": 20, "message": "page\\u001b 12", "at": "2026-01-02T03:04:05Z"}'
+    shop._database.run(_stored(1, progress))
+    facts = lines(gd, 1)
+    assert facts["progress"].startswith("12 of 20 (60%): page\\x1b 12, 2026-01-0")
+    assert facts["checkpoint"] == '{"page": 7}'
+    shown = parsed(gd("show", 1, "--json"))
+    assert (shown["progress"]["done"], shown["checkpoint"]) == (12, {"page": 7})
+    shop._database.run(_stored(1, None))
+    assert "progress" not in lines(gd, 1)
+
+
+_PROGRESS = Statement(
+    "progress", "update gen_durable.gen_durable set progress = :progress::text::jsonb where id = :id::bigint"
+)
+
+
+def _stored(id: int, progress: str | None) -> Plan[None]:
+    yield _PROGRESS(id=id, progress=progress)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import psycopg
 import pytest
 
 from gen_durable.testing import Harness
@@ -48,3 +51,37 @@ def test_unknown_instance(gd: Gd, shop: Harness) -> None:
     assert refused(gd("signal", 1, "payment", "{")) == "the payload is invalid: Input data was truncated"
     assert refused(gd("signal", 0, "payment")).startswith("the id is 0; ")
     assert refused(gd("signal", 1, "")).startswith("the name of a signal is empty")
+
+
+@pytest.mark.clause("CLI-7")
+def test_payload_is_checked_against_the_registered_schema(
+    gd: Gd, shop: Harness, sql: psycopg.Connection[Any]
+) -> None:
+    shop.insert(Parcel, 1, correlation_key="parcel")
+    assert refused(gd("signal", "parcel", "moved", '[1, "north"]')) == (
+        "the payload of signal 'moved' cannot be stored as its type in Parcel version 2: expected integer, got string - at `$[1]`. "
+        "Correct the payload, or add --no-validate."
+    )
+    assert "expected null, got object" in refused(gd("signal", 1, "lost", "{}"))
+    assert sql.execute("select count(*) from gen_durable.signals").fetchone() == (0,)
+    assert gd("signal", 1, "lost").exit_code == 0
+    assert gd("signal", 1, "moved", "[1, 2]").exit_code == 0
+    assert gd("signal", 1, "moved", '"far"', "--no-validate").exit_code == 0
+
+
+@pytest.mark.clause("CLI-7")
+def test_payload_without_a_known_schema_is_not_checked(
+    gd: Gd, shop: Harness, sql: psycopg.Connection[Any]
+) -> None:
+    shop.insert(Parcel, 1)
+    warned = gd("signal", 1, "mooved", '"far"')
+    assert warned.exit_code == 0
+    assert warned.stderr.startswith(
+        "warning: machine Parcel declares no signal 'mooved'; did you mean 'moved'?; it declares: "
+    )
+    sql.execute("update gen_durable.machines set signals = '{\"moved\": null}'")
+    assert gd("signal", 1, "moved", '"far"').exit_code == 0
+    sql.execute("update gen_durable.machines set signals = null")
+    assert gd("signal", 1, "moved", '"far"').exit_code == 0
+    sql.execute("delete from gen_durable.machines")
+    assert gd("signal", 1, "moved", '"far"').exit_code == 0

@@ -77,6 +77,47 @@ def test_machine_with_two_names_counts_once(directory: Path) -> None:
     assert names("twice.py") == ["Imported"]
 
 
+MADE = """
+from gen_durable import Context, Done, Machine, Outcome, step
+from neighbour import Imported
+
+class Base(Machine[int, int]):
+    pass
+
+class Configured(Machine[int, int]):
+    def __init__(self, place: str = "default") -> None:
+        self.place = place
+
+    def __eq__(self, other: object) -> bool:  # an object of it is not hashable
+        return self is other
+
+    @step
+    async def run(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state)
+
+class Sub(Configured, name="sub"):
+    pass
+
+base = Base()
+configured = again = Configured("real")
+"""
+
+
+def test_machine_object_replaces_its_class(directory: Path) -> None:
+    (directory / "made.py").write_text(MADE)
+    loaded = load("made.py")
+    assert isinstance(loaded, list)
+    assert names("made.py") == ["Imported", "Sub", "Configured"]
+    assert getattr(loaded[-1], "place", None) == "real"
+
+
+def test_all_that_names_only_the_class_keeps_it(directory: Path) -> None:
+    (directory / "made.py").write_text(f'{MADE}\n__all__ = ["Configured"]\n')
+    loaded = load("made.py")
+    assert isinstance(loaded, list)
+    assert [isinstance(each, type) for each in loaded] == [True]
+
+
 SCHEDULED = """
 from datetime import timedelta
 from gen_durable import Schedule, Spec
@@ -184,3 +225,18 @@ def test_definition_error_is_shown(directory: Path) -> None:
     )
     with pytest.raises(DefinitionError):
         load("wrong.py")
+
+
+def test_worker_beside_the_machines_is_named_when_they_run(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (directory / "served.py").write_text(
+        "from gen_durable import Worker\nfrom app import First\n\nmine = Worker([First])\n"
+    )
+    assert names("served.py") == ["First"]
+    assert capsys.readouterr().err == ""
+    load("served.py", to_run=True)
+    said = "warning: the Worker of served.py is not used, only its machines; to run it: served.py:mine\n"
+    assert capsys.readouterr().err == said
+    assert isinstance(load("served.py:mine", to_run=True), Worker)
+    assert capsys.readouterr().err == ""

@@ -6,9 +6,11 @@ import os
 import pty
 import re
 import select
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,5 +99,30 @@ def test_progress_bar_for_many_instances(shop: Harness, on_a_terminal: Terminal)
     shop.insert_all([Spec(Checkout, {}) for _ in range(1200)])
     code, seen = on_a_terminal("cancel", "--where", "machine=Checkout", "--yes")
     assert code == 0
-    assert "100%" in seen
+    assert "1200/1200" in COLOURS.sub("", seen)
     assert "1200 cancelled" in seen
+
+
+def test_wait_shows_a_bar_of_the_progress(shop: Harness, sql: Any, on_a_terminal: Terminal) -> None:
+    shop.insert(Checkout, {})
+    sql.execute(
+        """update gen_durable.gen_durable set progress = '{"done": 3, "total": 4, "message": "page 3"}'"""
+    )
+    code, seen = on_a_terminal("wait", "1", "--progress", "--timeout", "1s")
+    assert code == 3
+    plain = COLOURS.sub("", seen)
+    assert re.search(r"start ━.* 3/4 .*page 3", plain), plain
+
+
+def test_watch_shows_a_table_of_the_latest_states(shop: Harness, sql: Any, on_a_terminal: Terminal) -> None:
+    shop.insert(Checkout, {})
+    shop.insert(Checkout, {})
+    ending = threading.Timer(2, lambda: (shop.drain(), shop.cancel(1), shop.cancel(2)))
+    ending.start()
+    code, seen = on_a_terminal("watch", "1", "2")
+    ending.join()
+    assert code == 0
+    plain = COLOURS.sub("", seen)
+    assert plain.split()[:6] == ["ID", "MACHINE", "STEP", "STATUS", "ATTEMPT", "NOTE"]
+    assert "1  step 'start' execution 1: await" in plain
+    assert [line.split()[3] for line in plain.splitlines()[-2:]] == ["cancelled", "cancelled"]

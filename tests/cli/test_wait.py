@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
 import pytest
 
-from gen_durable._db import snapshots
+from gen_durable._db import changes
 from gen_durable._db.failures import StatementError
-from gen_durable._db.plan import Plan, Row
-from gen_durable._runtime import waiting
+from gen_durable._db.plan import Plan
 from gen_durable.testing import Harness
 from tests.cli.conftest import Gd, output, parsed, refused
 from tests.cli.machines import BIG, Checkout, Parcel
@@ -80,14 +79,14 @@ def test_wait_survives_a_database_outage(gd: Gd, shop: Harness, monkeypatch: pyt
     shop.insert(Parcel, 1)
     shop.drain()
     errors = iter([StatementError("", "the server closed the connection")])
-    look = snapshots.finished_or_parked
+    read = changes.read
 
-    def fragile(wanted: Mapping[int, bool]) -> Plan[Mapping[int, Row | None]]:
+    def fragile(readers: Sequence[changes.Reader], most: int) -> Plan[list[changes.News]]:
         if (error := next(errors, None)) is not None:
             raise error
-        return (yield from look(wanted))
+        return (yield from read(readers, most))
 
-    monkeypatch.setattr(waiting, "finished_or_parked", fragile)
+    monkeypatch.setattr(changes, "read", fragile)
     assert gd("wait", 1).exit_code == 0
     assert next(errors, None) is None
 
@@ -95,6 +94,7 @@ def test_wait_survives_a_database_outage(gd: Gd, shop: Harness, monkeypatch: pyt
 def test_unknown_instance(gd: Gd) -> None:
     assert refused(gd("wait", 9)).startswith("no instance has id 9. If it is a correlation key: ")
     assert gd("wait", 9, "--until", "never").exit_code == 2
+    assert "or step:NAME; did you mean 'parked'?" in output(gd("wait", 9, "--until", "park"))[2]
     assert gd("wait", 9, "--timeout", "5").exit_code == 2
 
 

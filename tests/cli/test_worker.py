@@ -20,7 +20,7 @@ from gen_durable.testing import Harness
 from tests.cli.program import exit_code, start
 
 APP = """
-from gen_durable import Context, Done, Machine, Outcome, Worker, step
+from gen_durable import Context, Done, Machine, Outcome, step
 
 class Hello(Machine[int, int], version=3):
     @step
@@ -29,8 +29,6 @@ class Hello(Machine[int, int], version=3):
 
 class Mail(Hello, name="mail", queue="mail"):
     pass
-
-worker = Worker([Hello])
 """
 
 # It logs, then stops its process.
@@ -246,6 +244,8 @@ def test_unreachable_database(app: Path) -> None:
     ],
 )
 def test_usage_errors(app: Path, arguments: list[str], message: str) -> None:
+    if arguments[0] == "{app}:worker":
+        app.write_text(f"{APP}\nfrom gen_durable import Worker\nworker = Worker([Hello])\n")
     refused = CliRunner().invoke(root, ["worker", *(each.format(app=app) for each in arguments)])
     assert refused.exit_code == 2
     assert message in refused.stderr

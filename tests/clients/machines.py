@@ -18,6 +18,7 @@ from gen_durable import (
     Signal,
     Spec,
     Stop,
+    Stream,
     step,
 )
 
@@ -49,6 +50,14 @@ class Checkout(Machine[Order, int], version=2, queue="checkout"):
 class Refund(Machine[Order, None]):
     @step
     async def start(self, ctx: Context[Order]) -> Outcome[None]:
+        return Done()
+
+
+class Chat(Machine[None, None]):
+    tokens = Stream("tokens", str)
+
+    @step
+    async def answer(self, ctx: Context[None]) -> Outcome[None]:
         return Done()
 
 

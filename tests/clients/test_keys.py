@@ -134,14 +134,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"unique_key": "k" * 1025}, "unique_key is 1025 bytes long; give at most 1024 bytes"),
     ({"unique_key": b""}, "unique_key is 0 bytes long; give 1 to 1024 bytes"),
     ({"unique_key": ""}, "unique_key is empty; give 1 to 1024 bytes"),
-    ({"unique_key": 7}, "unique_key is of type int; give a str"),
+    ({"unique_key": 7}, "unique_key is of type int; give a text, or"),
     ({"correlation_key": "é" * 513}, "correlation_key is 1026 bytes long"),
     ({"correlation_key": "a\0b"}, "correlation_key contains a NUL character; remove it"),
     (
         {"correlation_key": "\udfff"},
         "correlation_key contains a lone surrogate; give valid Unicode text",
     ),
-    ({"correlation_key": b"bytes"}, "correlation_key is of type bytes; give a str"),
+    ({"correlation_key": b"bytes"}, "correlation_key is of type bytes; give a text, or"),
     ({"concurrency_key": ""}, "concurrency_key is empty"),
     (
         {"concurrency_key": ("a:b", 1)},

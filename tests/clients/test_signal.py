@@ -138,7 +138,7 @@ BAD_SIGNALS: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
         UsageError,
         "dedup_key is 1025 bytes long; give at most 1024 bytes",
     ),
-    ("x", None, {"dedup_key": 7}, UsageError, "dedup_key is of type int; give a str"),
+    ("x", None, {"dedup_key": 7}, UsageError, "dedup_key is of type int; give a text, or"),
 ]
 
 

@@ -45,7 +45,7 @@ __all__ = ["PAGES", "ROOT", "RUN", "SHOWN", "Block", "Page", "Reading"]
 
 ROOT: Final = Path(__file__).parents[2]
 RUN: Final = ("python", "sh", "sql", "toml")
-SHOWN: Final = ("text", "mermaid")
+SHOWN: Final = ("text", "mermaid", "js")
 _FENCE: Final = re.compile(
     r'(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<language>\w*)(?: title="(?P<file>[^"\n]+)")?\n'
     r"(?P<text>.*?)^```$",

@@ -10,6 +10,7 @@ import sys
 from inspect import CO_COROUTINE
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -75,9 +76,14 @@ def test_settings_and_commands_of_the_page_work(
     files = {file: text for _, file, text in BLOCKS if file}
     (tmp_path / "shop.py").write_text(files["shop.py"], encoding="utf-8")
     configured: dict[str, Any] = {}
-    exec(files["settings.py"], configured)
+    with monkeypatch.context() as patch:
+        patch.setenv("GEN_DURABLE_DSN", durable_dsn)
+        exec(files["settings.py"], configured)
+    assert configured["DATABASES"]["default"]["NAME"] == urlsplit(durable_dsn).path.removeprefix("/")
     assert set(configured["INSTALLED_APPS"]) == {"gen_durable.contrib.django"}
-    commands = [line for language, _, text in BLOCKS if language == "sh" for line in text.splitlines()]
+    lines = [line for language, _, text in BLOCKS if language == "sh" for line in text.splitlines()]
+    commands = [line for line in lines if line.startswith("python manage.py")]
+    assert len(commands) == 5
     try:
         with (
             site.on(durable_dsn),

@@ -18,6 +18,9 @@ def main(home: str, idle_stop: str, manner: str) -> None:
     server = EmbeddedPostgres(Path(home), idle_stop=timedelta(seconds=float(idle_stop)))
     _say(server.ensure())
     match manner:
+        case "keeps":
+            server.keep()
+            _say("kept")
         case "drops the object":
             del server
             gc.collect()

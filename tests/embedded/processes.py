@@ -108,6 +108,10 @@ class Client:
         os.close(output)
         self._lines = os.fdopen(reader, encoding="utf-8")
 
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
     def says(self) -> str:
         """Its next line; the first is its DSN, printed when it is attached. Raises its traceback if it failed."""
         line = self._lines.readline().strip()

@@ -12,7 +12,7 @@ import pytest
 
 from gen_durable.embedded import EmbeddedPostgres
 from gen_durable.embedded import home as homes
-from gen_durable.embedded.server import _has_keeper
+from gen_durable.embedded.waiting import has_keeper
 from tests.embedded.processes import (
     KEEP,
     Spawn,
@@ -36,7 +36,7 @@ def test_next_call_restarts_a_killed_keeper_and_its_server(home: Path) -> None:
         (former,) = postmasters(home)
 
         kill(*keepers(home))
-        assert holds_within(10, lambda: not _has_keeper(homes.locate(home)))
+        assert holds_within(10, lambda: not has_keeper(homes.locate(home)))
         # At once, while the old server may still be shutting down.
         assert query(server.ensure(), "select answer from kept") == 42
 
@@ -71,7 +71,7 @@ def test_next_call_recovers_when_keeper_and_server_are_killed(home: Path) -> Non
     with EmbeddedPostgres(home, idle_stop=SHORT) as server:
         query(server.ensure(), KEEP)
         kill(*keepers(home), *postmasters(home))
-        assert holds_within(10, lambda: not _has_keeper(homes.locate(home)))
+        assert holds_within(10, lambda: not has_keeper(homes.locate(home)))
         assert query(server.ensure(), "select answer from kept") == 42
 
 

@@ -1,4 +1,4 @@
-"""Twenty broken machines as source, and the findings of `check` for each: code and step."""
+"""Broken machines as source, and the findings of `check` for each: code and step."""
 
 from __future__ import annotations
 
@@ -185,6 +185,67 @@ class M(Machine[int, None]):
 """,
         [("loop.busy", "first")],
     ),
+    "busy loop of an undo step": (
+        """
+class M(Machine[int, None]):
+    @step(undo="unbook")
+    async def book(self, ctx): return Next(self.end)
+    @step
+    async def end(self, ctx): return Done(None)
+    @step
+    async def unbook(self, ctx): return Next(self.unbook)
+""",
+        [("loop.busy", "unbook")],
+    ),
+    "undo loop that waits forever": (
+        """
+class M(Machine[int, None]):
+    ping = Signal("ping")
+    @step(undo="ask")
+    async def book(self, ctx): return Next(self.end)
+    @step
+    async def end(self, ctx): return Done(None)
+    @step
+    async def ask(self, ctx): return Await(self.ping, then=self.check)
+    @step
+    async def check(self, ctx): return Next(self.ask)
+""",
+        [("step.no_end", "ask")],
+    ),
+    "undo step that only fails": (
+        """
+class M(Machine[int, None]):
+    @step(undo="unbook")
+    async def book(self, ctx): return Next(self.end)
+    @step
+    async def end(self, ctx): return Done(None)
+    @step
+    async def unbook(self, ctx): return Next(self.give_up)
+    @step
+    async def give_up(self, ctx): return Stop("no")
+""",
+        [("step.no_end", "unbook")],
+    ),
+    "undeclared signal of an await with an unknown step": (
+        """
+class M(Machine[int, None]):
+    paid = Signal("paid", int)
+    @step
+    async def first(self, ctx): return Await("payd", then=self.gone)
+""",
+        [("signal.undeclared", "first"), ("step.unknown", "first")],
+    ),
+    "signal attribute that does not exist": (
+        """
+class M(Machine[int, None]):
+    paid = Signal("paid", int)
+    @step
+    async def first(self, ctx): return Await(self.payd, then=self.second)
+    @step
+    async def second(self, ctx): return Done(None)
+""",
+        [("signal.undeclared", "first")],
+    ),
     "undeclared signal by name": (
         """
 class M(Machine[int, None]):
@@ -226,5 +287,40 @@ class M(Machine[Order, None]):
     async def first(self, ctx): return Done(None)
 """,
         [("state.unstorable", None)],
+    ),
+    "calls without await": (
+        """
+class M(Machine[int, None]):
+    lines = Stream("lines", str)
+    @step
+    async def first(self, ctx):
+        ctx.publish(self.lines, "a")
+        ctx.checkpoint(1)
+        await ctx.publish(self.lines, "b")
+        return Next(self.second)
+    @step
+    def second(self, ctx: Context[int]):
+        ctx.publish_sync(self.lines, "a")
+        ctx.close_stream(self.lines)
+        return self.end(ctx)
+    def end(self, context: Context[int]):
+        context.publish(self.lines, "c")
+        return Done(None)
+    async def handle(self, error, ctx):
+        ctx.checkpoint(2)
+        return Stop("no")
+""",
+        [("call.unawaited", step) for step in ("first", "first", "second", "second", "handle")],
+    ),
+    "job that calls without await": (
+        """
+class M(Machine[int, None]):
+    @step
+    async def first(self, ctx): return Done(None)
+@job("work")
+async def work(count: int, context: Context[int]) -> None:
+    context.publish("self", 1)
+""",
+        [("call.unawaited", "run")],
     ),
 }

@@ -4,73 +4,20 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import random
-import re
 import xml.etree.ElementTree as ElementTree
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from gen_durable import Edge, Graph, Node, graph
 from gen_durable._graph.layout import Layout, layout
-from gen_durable._graph.model import DONE, FAILED
+from gen_durable._graph.model import DONE
 from gen_durable._graph.picture import picture
 from tests.docs.pages import ROOT, Page
 from tests.graph import machines
+from tests.graph.made import lines, made
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def made(count: int, seed: int) -> Graph:
-    """A random machine: waits, branches, ways back, loops, ends, long names."""
-    chance = random.Random(seed)
-    steps = [f"step_{index}{'_long' * chance.choice([0, 0, 0, 12])}" for index in range(count)]
-    edges = [Edge(source=steps[-1], target=DONE, kind="done")]
-    for index, source in enumerate(steps):
-        following = steps[min(index + 1, count - 1)]
-        if chance.random() < 0.4:
-            signals = tuple(f"signal_{number}" for number in range(chance.randint(1, 12)))
-            edges.append(Edge(source=source, target=following, kind="await", signals=signals))
-        else:
-            edges.append(Edge(source=source, target=following, kind="next"))
-        if chance.random() < 0.3:
-            edges.append(Edge(source=source, target=chance.choice(steps), kind="next"))
-        if chance.random() < 0.2:
-            delay = timedelta(minutes=5)
-            back = chance.choice(steps[: index + 1])
-            edges.append(Edge(source=source, target=back, kind="next", is_delayed=True, delay=delay))
-        if chance.random() < 0.2:
-            edges.append(Edge(source=source, target=source, kind="retry", max_attempts=3))
-        if chance.random() < 0.2:
-            edges.append(Edge(source=source, target=FAILED, kind="stop"))
-    ends = [Node(id=DONE, kind="done"), Node(id=FAILED, kind="failed")]
-    nodes = [*(Node(id=step) for step in steps), *ends]
-    return Graph(machine="made", version=1, initial=steps[0], nodes=tuple(nodes), edges=tuple(edges))
-
-
-def lines(path: str) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    """A path as short straight lines; each curve as 16 of them."""
-    found: list[tuple[float, float]] = []
-    for command, text in re.findall(r"([MLQC])([-\d. ]+)", path):
-        numbers = [float(number) for number in text.split()]
-        points = list(zip(numbers[::2], numbers[1::2], strict=True))
-        if command in "ML":
-            found += points
-            continue
-        controls = [found[-1], *points]
-        for part in range(1, 17):
-            found.append(between(controls, part / 16))
-    return list(itertools.pairwise(found))
-
-
-def between(points: list[tuple[float, float]], share: float) -> tuple[float, float]:
-    while len(points) > 1:
-        points = [
-            (a[0] + (b[0] - a[0]) * share, a[1] + (b[1] - a[1]) * share)
-            for a, b in itertools.pairwise(points)
-        ]
-    return points[0]
 
 
 def boxes_of(placed: Layout) -> list[tuple[str, float, float, float, float]]:
@@ -197,3 +144,51 @@ def test_picture_of_the_guide_is_up_to_date(tmp_path: Path, monkeypatch: pytest.
 def test_notebooks_show_the_picture() -> None:
     found = graph(machines.Derived)
     assert found._repr_svg_() == found.svg()
+
+
+def drawn(*edges: Edge) -> Layout:
+    """The layout of a machine with the steps `a` to `d`."""
+    nodes = tuple(Node(id=step) for step in "abcd")
+    return layout(picture(Graph(machine="made", version=1, initial="a", nodes=nodes, edges=edges)))
+
+
+CHAIN = tuple(Edge(source=one, target=other, kind="next") for one, other in ("ab", "bc", "cd"))
+
+
+def test_links_back_of_different_kinds_have_arrowheads_of_their_own() -> None:
+    back = (
+        Edge(source="b", target="a", kind="next"),
+        Edge(source="c", target="a", kind="on_failure"),
+        Edge(source="d", target="a", kind="on_cancel"),
+    )
+    for loop in ((), (Edge(source="a", target="a", kind="retry"),)):
+        found = drawn(*CHAIN, *back, *loop)
+        ends = [lines(route.path)[-1][1][1] for route in found.routes if route.is_back]
+        ends += [lines(each.path)[-1][1][1] for each in found.loops]
+        assert min(abs(one - other) for one, other in itertools.combinations(ends, 2)) > 4
+
+
+def test_link_back_runs_on_the_right_of_the_steps_between() -> None:
+    found = drawn(*CHAIN, Edge(source="d", target="a", kind="on_failure"))
+    right = max(each.x + each.box.width for each in found.boxes)
+    (back,) = (route for route in found.routes if route.is_back)
+    assert min(x for (x, _), _ in lines(back.path)[8:-8]) > right
+
+
+def test_wide_layers_are_split() -> None:
+    steps = [f"handle_country_{number}" for number in range(28)]
+    edges = [Edge(source="start", target=step, kind="next") for step in steps]
+    edges += [Edge(source=step, target="end", kind="next") for step in steps]
+    nodes = tuple(Node(id=step) for step in ("start", *steps, "end"))
+    found = layout(picture(Graph(machine="fan", version=1, initial="start", nodes=nodes, edges=tuple(edges))))
+    assert found.width < 2000
+
+
+def test_step_with_unread_targets_is_marked() -> None:
+    root = ElementTree.fromstring(graph(machines.Computed).svg())
+    assert "possibly others" in {each.text for each in root.iter(f"{SVG}text")}
+
+
+def test_retry_shows_its_delay() -> None:
+    root = ElementTree.fromstring(graph(machines.Every).svg())
+    assert "retry after 1s, retry ×5" in {each.text for each in root.iter(f"{SVG}text")}

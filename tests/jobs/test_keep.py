@@ -118,7 +118,10 @@ async def test_audit_events_are_deleted_with_the_instance(durable_dsn: str, db: 
 
     @job("keep.audited", keep=False)
     async def audited(number: int, ctx: Context[int]) -> None:
-        await db.execute(SIGNAL, ctx.id)
+        # a connection of its own: the steps run concurrently, beside the queries of the test
+        connection = await asyncpg.connect(durable_dsn)
+        await connection.execute(SIGNAL, ctx.id)
+        await connection.close()
 
     async with AsyncClient(durable_dsn) as client:
         inserted = await client.insert(audited, 1)

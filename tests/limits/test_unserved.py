@@ -14,6 +14,7 @@ from gen_durable._db import admission, workers
 from gen_durable._db.pool import Database
 from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.maintenance.reaper import Reaper
+from gen_durable._runtime.step_counts import StepCounts
 from gen_durable._runtime.wake import Wakes
 from gen_durable.config import Settings
 from gen_durable.reasons import NotFirstInLine
@@ -40,7 +41,7 @@ async def marked(database: Database, db: Any) -> list[str]:
 
 async def sweep(database: Database) -> None:
     """One round of a reaper."""
-    await Reaper(database, Settings(), Telemetry(), Wakes(), DatabaseStatus()).tick()
+    await Reaper(database, Settings(), Telemetry(), Wakes(), DatabaseStatus(), StepCounts()).tick()
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from gen_durable import (
     Stop,
     step,
 )
-from gen_durable.errors import OutcomeError, UsageError
+from gen_durable.errors import EncodeError, OutcomeError, UsageError
 from gen_durable.refs import InsertOptions
-from gen_durable.testing import AsyncHarness, Harness, context, run_step, run_step_async
+from gen_durable.testing import AsyncHarness, Harness, context, reported_progress, run_step, run_step_async
 from gen_durable.testing._steps import ContextOptions
 from tests.testing.machines import Checkout, Order, Payment, Receipt, Shipment
 
@@ -146,3 +146,54 @@ def test_handle_is_called_with_a_context() -> None:
 def test_run_step_is_typed() -> None:
     assert_type(run_step(Checkout().ship, Order(42)), Outcome[Receipt])
     assert_type(context(Order(42)), Context[Order])
+
+
+class Pages(Machine[int, int]):
+    @step(checkpoint=Order)
+    async def crawl(self, ctx: Context[int]) -> Outcome[int]:
+        last: Order | None = ctx.last_checkpoint
+        for page in range(0 if last is None else last.id, ctx.state):
+            ctx.progress(page + 1, ctx.state)
+            await ctx.checkpoint(Order(page + 1))
+        return Done(0 if last is None else last.id)
+
+    @step(checkpoint=int)
+    def count(self, ctx: Context[int]) -> Outcome[int]:
+        ctx.checkpoint_sync(ctx.state)
+        return Done(ctx.last_checkpoint)
+
+    @step(checkpoint=int)
+    async def misfit(self, ctx: Context[int]) -> Outcome[int]:
+        await ctx.checkpoint("1")
+        return Done(0)
+
+
+def test_step_runs_with_a_checkpoint() -> None:
+    assert run_step(Pages().crawl, 3, checkpoint=Order(2)) == Done(2)
+    assert run_step(Pages().count, 3) == Done(3)
+
+
+async def test_test_reads_checkpoint_and_progress_of_a_step() -> None:
+    ctx = context(3, checkpoint=Order(1))
+    await Pages().crawl(ctx)
+    assert ctx.last_checkpoint == Order(3)
+    assert [str(each) for each in reported_progress(ctx)] == ["2 of 3 (66%)", "3 of 3 (100%)"]
+
+
+def test_checkpoint_that_does_not_fit_its_type_raises_in_a_test() -> None:
+    with pytest.raises(EncodeError, match="the checkpoint cannot be stored as int"):
+        run_step(Pages().misfit, 1)
+
+
+def test_progress_is_read_only_of_contexts_of_tests(durable: Harness) -> None:
+    class Reads(Machine[None, None]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[None]:
+            with pytest.raises(UsageError, match=r"belongs to a worker; read `instance\.progress`"):
+                reported_progress(ctx)
+            return Done()
+
+    durable.use(Reads)
+    ref = durable.insert(Reads, None)
+    durable.drain()
+    durable.assert_done(ref)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,6 +20,7 @@ from gen_durable import (
     Await,
     Backoff,
     Cancel,
+    Change,
     Child,
     Client,
     Context,
@@ -60,6 +61,9 @@ from gen_durable import (
     Status,
     Step,
     Stop,
+    Stream,
+    StreamItem,
+    Suggestion,
     Transaction,
     Transition,
     Worker,
@@ -70,6 +74,7 @@ from gen_durable import (
     step,
     upgrade,
 )
+from gen_durable.events import EventRecord
 from gen_durable.instance import CancelResult, EditRefusal, EditResult, RetryResult
 from gen_durable.machine import BoundStep, Upgrade
 from gen_durable.telemetry import Event, PickStop, StepStop, Telemetry
@@ -121,8 +126,12 @@ class Delivery(Machine[Parcel, Label | Refund], version=2, queue="parcels", retr
         assert_type(ctx.awaited.all(self.payment), list[Payment])
         assert_type(self.withdrawn in ctx.awaited, bool)
         assert_type(ctx.inbox.get("by name"), Any | None)
+        assert_type(ctx.inbox.take(self.payment), Payment | None)
+        assert_type(ctx.inbox.take("by name"), Any | None)
         if payment is None:
-            return Next(self.refund, Parcel(ctx.state.number), concurrency_key=None)
+            return Next(self.refund, Parcel(ctx.state.number), concurrency_key=None, consume=ctx.inbox)
+        if payment.cents == 0:
+            return Next(self.refund, consume=[self.withdrawn, "by name", ctx.inbox[0]])
         return Done(Label(ctx.state.number))
 
     @step
@@ -148,8 +157,12 @@ class Open(Machine[Parcel]):
     async def only(self, ctx: Context[Parcel]) -> Outcome:
         return Done()
 
-    @step(on_failure=only)
+    @step(on_failure=only, checkpoint=list[Parcel])
     async def other(self, ctx: Context[Parcel]) -> Outcome:
+        ctx.progress(1, 2.5, "weighing")
+        done: list[Parcel] = ctx.last_checkpoint or []
+        await ctx.checkpoint(done)
+        ctx.checkpoint_sync(done)
         assert_type(ctx.failure, Failure | None)
         return Done()
 
@@ -441,6 +454,13 @@ async def producer(client: AsyncClient, conn: psycopg.AsyncConnection[Any]) -> N
     assert_type(many[0].id, int)
     await client.count(Delivery, status="leased")
     await client.list(status=["pending", Status.DONE])
+    assert_type(await client.list(weigh, where="age:>1h"), Sequence[Instance[Parcel, Label]])
+    assert_type(await client.count(where="status:failed error:~timeout"), int)
+    page = await client.search("status:failed", limit=10, before=7)
+    assert_type(page.items, tuple[Instance[Any, Any], ...])
+    assert_type(page.next, int | None)
+    assert_type((await client.search_count("status:failed")).by_status, Mapping[Status, int])
+    assert_type((await client.complete("sta", 3)).suggestions, tuple[Suggestion, ...])
     match many[0]:
         case Inserted(id) | Duplicate(id):
             assert_type(id, int)
@@ -460,7 +480,66 @@ async def producer(client: AsyncClient, conn: psycopg.AsyncConnection[Any]) -> N
     await client.signal(7, "by name", {"n": 1})
 
 
+class Radio(Machine[None, None]):
+    tracks = Stream("tracks", Label)
+    words = Stream("words", str)
+    anything = Stream("anything")
+
+    @step
+    async def play(self, ctx: Context[None]) -> Outcome[None]:
+        assert_type(self.words, Stream[str])
+        await ctx.publish(self.words, "a")
+        await ctx.publish(self.tracks, Label(1))
+        await ctx.publish(self.anything, {"n": 1})
+        await ctx.publish("by name", [1])
+        await ctx.close_stream(self.words)
+        return Done()
+
+    @step
+    def play_in_thread(self, ctx: Context[None]) -> Outcome[None]:
+        ctx.publish_sync(self.words, "a")
+        ctx.publish_sync("by name", [1])
+        ctx.close_stream_sync("by name")
+        return Done()
+
+
+async def listening(client: AsyncClient, blocking: Client, durable: Harness) -> None:
+    radio = await client.insert(Radio)
+    async for item in client.stream(radio, Radio.words):
+        assert_type(item, StreamItem[str])
+        assert_type(item.value, str)
+    async for track in client.stream(radio, Radio.tracks, after=7):
+        assert_type(track.value, Label)
+        client.stream(radio, Radio.tracks, after=track)
+    async for thing in client.stream(7, "by name"):
+        assert_type(thing.value, Any)
+    for blocked in blocking.stream("radio:1", Radio.words):
+        assert_type(blocked, StreamItem[str])
+    assert_type(durable.published(radio, Radio.tracks)[0].value, Label)
+    assert_type(list(blocking.follow_events()), list[EventRecord])
+    async for event in client.follow_events(radio, sink="default", after=3):
+        assert_type(event, EventRecord)
+        assert_type(await client.events(after=event), Sequence[EventRecord])
+
+
+async def watching(client: AsyncClient, blocking: Client) -> None:
+    radio = await client.insert(Radio)
+    async for change in client.watch(radio):
+        assert_type(change, Change[None, None])
+        assert_type(change.executions, tuple[ExecutionRecord, ...])
+        client.watch(radio, after=change)
+    async for plain in client.watch(7, after="1:2"):
+        assert_type(plain, Change[Any, Any])
+    for blocked in blocking.watch(radio):
+        assert_type(blocked.instance.status, Status)
+    assert_type(await client.wait(radio, until=Radio.play), Instance[None, None])
+    await client.wait(radio, until={"parked", Status.FAILED, Radio.play, ("step", "play")})
+    blocking.wait_all([radio], until={"executing", "done"})
+    await client.wait(radio, until=("step", "play"))
+
+
 def blocking(client: Client, conn: psycopg.Connection[Any]) -> None:
+    assert_type(client.dsn, str)
     assert_type(client.wait(client.insert(Delivery, {"number": 1})).state, Parcel)
     parcel = client.insert(Delivery, Parcel(1), conn=conn)
     assert_type(client.wait(parcel).result, Label | Refund)

@@ -33,6 +33,7 @@ from gen_durable import (
     Spec,
     Sql,
     Stop,
+    Stream,
     Transaction,
     Worker,
     job,
@@ -66,6 +67,33 @@ class Tick(Machine[None, int]):
     @step
     async def only(self, ctx: Context[None]) -> Outcome[int]:
         return Done(1)
+
+
+class Radio(Machine[None, None]):
+    words = Stream("words", str)
+
+    @step
+    async def play(self, ctx: Context[None]) -> Outcome[None]:
+        await ctx.publish(self.words, 1)  # E: an item of another type
+        await ctx.publish(self.words)  # E: the item is missing
+        ctx.publish_sync(self.words, 1)  # E: an item of another type
+        await ctx.publish(7, 1)  # E: not a stream
+        await ctx.publish(self.wrods, "a")  # E: unknown stream
+        await ctx.close_stream(7)  # E: not a stream
+        return Done()
+
+
+async def listening(client: AsyncClient) -> None:
+    async for item in client.stream(7, Radio.words):
+        print(item.value.cents)  # E: a str has none
+    await client.list(where=["status:failed"])  # E: a search is one text
+    await client.search("status:failed", before="7")  # E: an id is a number
+    async for _ in client.stream(7, Radio.words, after="1"):  # E: a position is a number
+        pass
+    async for _ in await client.stream(7, Radio.words):  # E: an iterator is not awaited
+        pass
+    for _ in client.stream(7, Radio.words):  # E: an async iterator
+        pass
 
 
 class Delivery(Machine[Parcel, Label]):
@@ -119,6 +147,8 @@ class Delivery(Machine[Parcel, Label]):
             return Await(self.paymnt, then=self.send)  # E: unknown signal
         if ctx.attempt == 4:
             return Await([self.payment], then=self.send)  # E: signals are given one by one
+        if ctx.attempt == 8:
+            return Next(self.send, consume=[1])  # E: messages and signals
         if ctx.attempt == 5:
             return Await(self.payment, then=self.send, timeout=30)  # E: a number is not a duration
         if ctx.attempt == 6:
@@ -305,7 +335,13 @@ async def producer(client: AsyncClient, pool: Pool, blocking_conn: psycopg.Conne
     parcel = await client.insert(Delivery, Parcel(1))
     print((await client.wait(parcel)).result.cents)  # E: a Label has none
     print((await client.wait(parcel, timeout=5)).result)  # E: a number is not a duration
-    print((await client.wait(parcel, until="done")).result)  # E: finished or parked
+    print((await client.wait(parcel, until="finshed")).result)  # E: a status
+    await client.wait(parcel, until={"ship"})  # E: a step by name is a pair
+    await client.wait(parcel, until=["done"])  # E: a set
+    async for _ in client.watch(parcel, after=3):  # E: a position is text
+        pass
+    async for change in client.watch(parcel):
+        print(change.step)  # E: of the instance
     print((await client.get(parcel)).status)  # E: there may be none
     await client.signal(parcel, Delivery.payment, Other(1))  # E: a payload of another type
     await client.signal(parcel, Delivery.payment)  # E: the payload is missing
@@ -459,6 +495,7 @@ class Undone(Machine[Parcel, str]):
 class Kept(Machine[Parcel, str], history="some"):  # E: not a level
     @step
     async def run(self, ctx: Context[Parcel]) -> Outcome[str]:
+        ctx.progress("half")  # E: not a number
         return Done("done")
 
 

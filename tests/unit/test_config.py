@@ -58,6 +58,10 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ({"reap_interval": timedelta(seconds=-1)}, "settings.reap_interval must be at least"),
         ({"drain_timeout": timedelta(seconds=-1)}, "settings.drain_timeout must be at least 0s"),
+        (
+            {"loop_blocked_after": timedelta(seconds=-1)},
+            "settings.loop_blocked_after must be at least 0s",
+        ),
         ({"crash_limit": 0}, "settings.crash_limit must be at least 1, got 0"),
         ({"threads": True}, "settings.threads must be a whole number, got True"),
         ({"max_payload": 2**28}, "settings.max_payload must be at most 268435455"),

@@ -74,6 +74,16 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
     ),
     (errors.UsageError("a pool was given", "give a connection"), "a pool was given; give a connection"),
     (
+        errors.BatchCountError("cancel", 10, 30),
+        "cancel would change 30 instances now, and 10 at the preview; preview it again, and pass the new count as "
+        "expected=",
+    ),
+    (errors.NoBatchError(7), "there is no batch 7; list batches with `gen-durable batches`"),
+    (
+        errors.SearchError("x:1 (position 3): there is no term 'x'", "the terms are a, b", 2, 5),
+        "x:1 (position 3): there is no term 'x'; the terms are a, b",
+    ),
+    (
         errors.OutcomeError("Checkout", "ship", "NoneType"),
         "step 'ship' of machine 'Checkout' returned None, not an outcome; "
         "return Next, Retry, Await, ScheduleChildren, Done or Stop on every path",
@@ -116,6 +126,11 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
         "step 'ship' of machine 'Checkout' exceeded its timeout of 0:01:30",
     ),
     (
+        errors.LeaseLostError(42, "Checkout", "ship", 3),
+        "lease lost: Checkout 42, step ship, transition 3; nothing was written. Let the step end: its outcome is "
+        "discarded",
+    ),
+    (
         errors.KeyTakenError("42", "Refund", "Checkout", 17),
         "cannot insert Refund: the key '42' is held by Checkout 17; keys are shared by all machines, "
         "so add a prefix: 'Refund:42'",
@@ -133,6 +148,11 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
         errors.NoTargetError("order:42", "signal 'paid'"),
         "cannot signal 'paid': no live instance has correlation_key 'order:42'; "
         "it has ended, or has not been inserted yet",
+    ),
+    (
+        errors.NoTargetError("order:42", "stream 'tokens'"),
+        "cannot stream 'tokens': no instance has correlation_key 'order:42'; "
+        "it is not inserted yet, or retention or keep=False may have removed it",
     ),
     (
         errors.NoTargetError(42, "signal 'paid'"),

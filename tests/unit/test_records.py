@@ -137,6 +137,8 @@ def test_view_row_is_converted_to_a_record() -> None:
         "outcome": "lease",
         "error": None,
         "retried_at": None,
+        "to_step": None,
+        "cause": "crash",
     }
     record = record_of(row)
     assert record.status is ABORTED

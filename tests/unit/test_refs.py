@@ -182,7 +182,7 @@ def test_unique_key_is_encoded_as_bytes() -> None:
         ("unique_key", "\ud800", "unique_key contains a lone surrogate"),
         ("correlation_scope", [Status.DONE], "correlation_scope is given without correlation_key"),
         ("unique_scope", [Status.DONE], "unique_scope is given without unique_key"),
-        ("concurrency_key", None, "concurrency_key is of type NoneType"),
+        ("correlation_key", None, "correlation_key is of type NoneType"),
         ("idempotency_key", "", "idempotency_key is empty"),
         ("idempotency_key", b"k", "idempotency_key is of type bytes"),
         ("idempotency_key", "k" * 1025, "idempotency_key is 1025 bytes long"),

@@ -149,3 +149,17 @@ def test_registry_runs_old_versions_on_the_newest_machine_that_upgrades_them() -
         assert [machine.version for machine in registry] == [each.__definition__.version for each in order]
         assert registry.get("M", 5) is None
         assert registry.steps == [["run", "old", "older"]] * 4
+
+
+@pytest.mark.parametrize(("given", "options"), [((_same,), {}), ((), {}), ((), {"from_version": "1"})])
+def test_upgrade_without_a_version_says_how_to_write_it(given: Any, options: Any) -> None:
+    with pytest.raises(DefinitionError, match=r"@upgrade got no version; write @upgrade\(from_version=1\)"):
+        upgrade(*given, **options)
+
+
+@pytest.mark.parametrize("option", ["was", "to"])
+@pytest.mark.parametrize("given", [5, [5], ["a", None]])
+def test_names_of_steps_are_texts(option: str, given: Any) -> None:
+    options: Any = {option: given}
+    with pytest.raises(DefinitionError, match=rf"{option} of a step is .*; give names of steps: {option}="):
+        step(**options)

@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
+from gen_durable._core.change_cursor import ChangeCursor, Condition
+from gen_durable._db import changes
+from gen_durable._db.changes import News
+from gen_durable._db.failures import StatementError
 from gen_durable._runtime.waiting import Waiting
+
+END, PARKED = Condition(), Condition(parked=True)
+
+
+def test_failed_read_forgets_the_row_versions_that_readers_have_seen() -> None:
+    """After a failover that has lost commits, another row may have the same version."""
+    cursor = ChangeCursor(7)
+    cursor.row_version = "12"
+    plan = changes.read([cursor], 1)
+    next(plan)
+    with pytest.raises(StatementError):
+        plan.throw(StatementError("57P01", "terminated"))
+    assert not cursor.row_version
 
 
 class Looks:
@@ -14,10 +32,10 @@ class Looks:
 
     def __init__(self) -> None:
         self.begun = asyncio.Queue[None]()
-        self.answers = asyncio.Queue[Mapping[int, Any]]()
+        self.answers = asyncio.Queue[list[News]]()
         self.names: list[str] = []
 
-    async def run(self, plan: Any) -> Mapping[int, Any]:
+    async def run(self, plan: Any) -> list[News]:
         self.names.append(plan.__name__)
         plan.close()
         self.begun.put_nowait(None)
@@ -30,13 +48,13 @@ async def test_poll_does_not_answer_waits_that_began_after_it() -> None:
     waiting = Waiting(looks)
     before, after = {"finished_at": None, "step_seq": 1}, {"finished_at": None, "step_seq": 2}
     async with asyncio.TaskGroup() as group:
-        early = group.create_task(waiting.until_ended_or_parked(7, parked=True))
+        early = group.create_task(waiting.until(7, PARKED))
         await looks.begun.get()
-        late = group.create_task(waiting.until_ended_or_parked(7, parked=True))
+        late = group.create_task(waiting.until(7, PARKED))
         await asyncio.sleep(0)
-        looks.answers.put_nowait({7: before})
+        looks.answers.put_nowait([News(0, before, ())])
         await looks.begun.get()
-        looks.answers.put_nowait({7: after})
+        looks.answers.put_nowait([News(0, after, ())])
     assert (early.result(), late.result()) == (before, after)
     waiting.close()
 
@@ -47,19 +65,19 @@ async def test_row_that_is_not_kept_is_deleted_after_all_waits_for_it() -> None:
     waiting = Waiting(looks)
     parked, done = {"finished_at": None}, {"finished_at": "now"}
     async with asyncio.TaskGroup() as group:
-        group.create_task(waiting.until_ended_or_parked(7, parked=True))
-        group.create_task(waiting.until_ended_or_parked(7, parked=False))
+        group.create_task(waiting.until(7, PARKED))
+        group.create_task(waiting.until(7, END))
         await looks.begun.get()
         assert waiting.keep(7)
-        looks.answers.put_nowait({7: parked})
+        looks.answers.put_nowait([News(0, parked, ())])
         await looks.begun.get()
-        late = group.create_task(waiting.until_ended_or_parked(7, parked=False))
+        late = group.create_task(waiting.until(7, END))
         await asyncio.sleep(0)
-        looks.answers.put_nowait({7: done})
+        looks.answers.put_nowait([News(0, done, ())])
         await looks.begun.get()
-        looks.answers.put_nowait({7: done})
+        looks.answers.put_nowait([News(0, done, ())])
         await looks.begun.get()
-        looks.answers.put_nowait({})
+        looks.answers.put_nowait([])
     assert late.result() == done
-    assert looks.names == [*["finished_or_parked"] * 3, "collect_done"]
+    assert looks.names == [*["read"] * 3, "collect_done"]
     waiting.close()

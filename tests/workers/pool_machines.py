@@ -201,3 +201,19 @@ def crunch(number: int, ctx: Context[int]) -> int:
     if ctx.attempt == 0:
         raise ValueError("first")
     return sum(range(number))
+
+
+class Undone(Machine[None, None]):
+    """Its second step kills its process; the first one is undone."""
+
+    @step(undo="release")
+    async def reserve(self, ctx: Context[None]) -> Outcome[None]:
+        return Next(self.die)
+
+    @step(pool="process")
+    def die(self, ctx: Context[None]) -> Outcome[None]:
+        os._exit(7)
+
+    @step
+    async def release(self, ctx: Context[None]) -> Outcome:
+        return Done()

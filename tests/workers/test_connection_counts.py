@@ -10,8 +10,8 @@ from gen_durable import Context, Done, Machine, Next, Outcome, Spec, Sql, Worker
 
 QUEUES = [f"queue-{number}" for number in range(10)]
 IDLE = 9
-BUSY = 19
-BUSY_WITH_EFFECTS = 39
+BUSY = 20
+BUSY_WITH_EFFECTS = 40
 COUNT = """
     select count(*) from pg_stat_activity
     where datname = current_database() and application_name = 'gen_durable' and pid <> pg_backend_pid()

@@ -127,11 +127,11 @@ async def test_worker_stops_if_the_fault_is_not_fixed_in_time(
 
 
 async def test_wait_raises_a_refusal_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(wanted: object) -> NoReturn:
+    def refused(*_: object) -> NoReturn:
         raise StatementError("42P01", 'relation "gen_durable.gen_durable" does not exist')
 
     ref = await worker.insert(Slow, 1)
-    monkeypatch.setattr("gen_durable._runtime.waiting.finished_or_parked", refused)
+    monkeypatch.setattr("gen_durable._db.changes.read", refused)
     async with asyncio.timeout(10):
         with pytest.raises(DatabaseError, match="gen-durable db status"):
             await worker.wait(ref)

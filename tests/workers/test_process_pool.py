@@ -19,14 +19,14 @@ import pytest
 from gen_durable import Context, Done, Instance, Machine, Outcome, Spec, Status, Worker, job, step
 from gen_durable._runtime.processes.child import IS_CHILD
 from gen_durable.errors import OptionError, ProcessStepError, UsageError
-from gen_durable.telemetry import ReaperReaped
+from gen_durable.telemetry import CompensationStarted, ReaperReaped
 from gen_durable.testing import Harness
 from gen_durable.worker import CallNext
 from tests.support.rows import has_no_lease, row_of
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE, Events, process_ends
 from tests.support.worker_process import program
-from tests.workers.pool_machines import Crunch, Part, Press, Pressed, Work, crunch
+from tests.workers.pool_machines import Crunch, Part, Press, Pressed, Undone, Work, crunch
 
 ONE = msgspec.structs.replace(CALM, pool_processes=1)
 TWO = msgspec.structs.replace(CALM, pool_processes=2)
@@ -153,6 +153,16 @@ async def test_step_that_always_kills_its_process_is_poison(durable_dsn: str) ->
     async with worker_on(durable_dsn, settings=msgspec.structs.replace(TWO, crash_limit=2)) as worker:
         found = await end_of(worker, Work("kill", number=9), step="die")
         assert found.last_error == "poison: the process died 2 times in step die"
+
+
+@pytest.mark.clause("TEL-13")
+async def test_undo_after_the_death_of_a_process_is_reported(durable_dsn: str) -> None:
+    settings = msgspec.structs.replace(TWO, crash_limit=1)
+    async with Worker([Undone], dsn=durable_dsn, settings=settings) as worker:
+        events = Events(worker)
+        ref = await worker.insert(Undone)
+        assert (await worker.wait(ref, timeout=PATIENCE)).status is Status.FAILED
+        assert [(one.id, one.step) for one in events.of(CompensationStarted)] == [(ref.id, "die")]
 
 
 @pytest.mark.clause("POL-5")

@@ -1,0 +1,213 @@
+"""A step that blocks the event loop is found, named with its stack, and shown to other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import AsyncClient, Client, Context, Done, Machine, Outcome, Sql, Worker, step
+from gen_durable.reasons import LoopBlocked as BlockedReason
+from gen_durable.reasons import Waiting
+from gen_durable.telemetry import LoopBlocked
+from tests.support.crashing_workers import Hog
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE, Events, holds
+from tests.support.worker_process import worker_process
+
+BLOCKED = "select blocked ->> 'step' = $1 from gen_durable.workers"
+QUICK = msgspec.structs.replace(CALM, loop_blocked_after=timedelta(milliseconds=200))
+
+
+class Blocks(Machine[float, None]):
+    """Blocks the event loop for as many seconds as its state says, or waits politely."""
+
+    @step(initial=True)
+    async def block(self, ctx: Context[float]) -> Outcome[None]:
+        _compute_without_await(ctx.state)
+        return Done()
+
+    @step
+    async def block_again_and_again(self, ctx: Context[float]) -> Outcome[None]:
+        for _ in range(3):
+            _compute_without_await(ctx.state)
+            await asyncio.sleep(0.5)
+        return Done()
+
+    @step
+    async def wait(self, ctx: Context[float]) -> Outcome[None]:
+        await asyncio.sleep(ctx.state)
+        return Done()
+
+    @step
+    def in_thread(self, ctx: Context[float]) -> Outcome[None]:
+        time.sleep(ctx.state)
+        return Done()
+
+    @step
+    async def in_its_own_task(self, ctx: Context[float]) -> Outcome[None]:
+        await asyncio.create_task(_block(ctx.state))
+        return Done()
+
+
+def _compute_without_await(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+async def _block(seconds: float) -> None:
+    _compute_without_await(seconds)
+
+
+def _lines(caplog: pytest.LogCaptureFixture, start: str) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.getMessage().startswith(start)]
+
+
+@pytest.mark.clause("BLOCK-1")
+async def test_step_that_blocks_the_loop_is_logged_once_with_its_stack(
+    durable_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with Worker([Blocks], dsn=durable_dsn, settings=QUICK) as worker:
+        events = Events(worker)
+        waiting = await worker.insert(Blocks, 3, step=Blocks.wait)
+        blocking = await worker.insert(Blocks, 1.5)
+        await worker.wait_all([waiting, blocking], timeout=PATIENCE)
+        event = await events.wait(LoopBlocked)
+    (line,) = _lines(caplog, "event loop blocked")
+    assert line.startswith(f"event loop blocked: Blocks {blocking.id}, step block, for ")
+    assert f"(worker {worker.name})" in line
+    assert line.endswith("time.sleep(seconds)")
+    assert "in block\n    _compute_without_await(ctx.state)" in line
+    assert "_runtime" not in line
+    (end,) = _lines(caplog, "event loop free")
+    assert f" by Blocks {blocking.id}, step block (worker {worker.name})" in end
+    assert (event.id, event.fsm, event.step) == (blocking.id, "Blocks", "block")
+    assert timedelta(seconds=1) < event.duration < PATIENCE
+
+
+@pytest.mark.clause("BLOCK-1")
+async def test_step_that_blocks_the_loop_several_times_is_logged_once(
+    durable_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Worker([Blocks], dsn=durable_dsn, settings=QUICK) as worker:
+        events = Events(worker)
+        for _ in range(2):
+            blocking = await worker.insert(Blocks, 0.7, step=Blocks.block_again_and_again)
+            await worker.wait(blocking, timeout=PATIENCE)
+        await events.wait(LoopBlocked, count=6)
+    assert len(_lines(caplog, "event loop blocked")) == 2
+
+
+@pytest.mark.clause("BLOCK-1")
+async def test_steps_that_do_not_block_the_loop_are_not_logged(
+    durable_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Worker([Blocks], dsn=durable_dsn, settings=QUICK) as worker:
+        refs = [await worker.insert(Blocks, 1, step=step) for step in (Blocks.wait, Blocks.in_thread)]
+        await worker.wait_all(refs, timeout=PATIENCE)
+    assert not _lines(caplog, "event loop blocked: Blocks")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="a task tells its context since Python 3.12")
+async def test_task_of_a_step_that_blocks_the_loop_names_the_step(
+    durable_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Worker([Blocks], dsn=durable_dsn, settings=QUICK) as worker:
+        ref = await worker.insert(Blocks, 1, step=Blocks.in_its_own_task)
+        await worker.wait(ref, timeout=PATIENCE)
+    (line,) = _lines(caplog, "event loop blocked")
+    assert line.startswith(f"event loop blocked: Blocks {ref.id}, step in_its_own_task, for ")
+
+
+async def test_other_code_that_blocks_the_loop_is_logged(
+    durable_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Worker([Blocks], dsn=durable_dsn, settings=QUICK):
+        _compute_without_await(1)
+    (line,) = _lines(caplog, "event loop blocked")
+    assert line.startswith("event loop blocked: no step of the worker, for ")
+
+
+async def test_zero_turns_the_measurement_off(durable_dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    off = msgspec.structs.replace(QUICK, loop_blocked_after=timedelta(0))
+    async with Worker([Blocks], dsn=durable_dsn, settings=off) as worker:
+        await worker.wait(await worker.insert(Blocks, 1.5), timeout=PATIENCE)
+    assert not _lines(caplog, "event loop blocked")
+
+
+@pytest.mark.clause("BLOCK-2")
+async def test_other_processes_see_the_step_that_blocks_the_loop(durable_dsn: str, db: Any) -> None:
+    settings = msgspec.structs.replace(CALM, loop_blocked_after=timedelta(milliseconds=500))
+    async with AsyncClient(durable_dsn) as client, worker_process(durable_dsn, settings) as process:
+        ref = await client.insert(Hog, 5.0)
+        await process.wait_for(begun="block")
+        await holds(db, BLOCKED, "block")
+        explained = await client.explain(ref)
+        (reason,) = [each for each in explained.reasons if isinstance(each, BlockedReason)]
+        blocked = reason.blocked
+        assert (blocked.machine, blocked.id, blocked.step) == ("Hog", ref.id, "block")
+        assert f"event loop of worker {reason.worker} blocked since " in str(reason)
+        (worker,) = await client.workers()
+        assert worker.blocked is not None
+        assert str(worker.blocked).endswith(f" by Hog {ref.id}, step block")
+        (finding,) = [each for each in await client.doctor() if each.code == "worker.blocked"]
+        assert finding.what == f"the event loop of worker {worker.name} is {worker.blocked}"
+        await client.wait(ref, timeout=PATIENCE)
+        await holds(db, "select blocked is null from gen_durable.workers")
+
+
+@pytest.mark.clause("BLOCK-3")
+async def test_worker_with_a_blocked_loop_stays_live(durable_dsn: str, db: Any) -> None:
+    settings = msgspec.structs.replace(QUICK, heartbeat=timedelta(milliseconds=500))
+    async with AsyncClient(durable_dsn) as client, worker_process(durable_dsn, settings) as process:
+        blocking = await client.insert(Hog, 8.0)
+        await process.wait_for(begun="block")
+        waiting = await client.insert(Hog, 0.0)
+        # A registration of this worker expires after 3 seconds.
+        await holds(
+            db, "select (blocked ->> 'since')::timestamptz < now() - interval '5 s' from gen_durable.workers"
+        )
+        (worker,) = await client.workers()
+        assert worker.is_live
+        assert worker.blocked is not None
+        assert [each.code for each in await client.doctor()] == ["worker.blocked"]
+        explained = await client.explain(waiting)
+        assert [type(each) for each in explained.reasons] == [BlockedReason, Waiting]
+        assert f" by Hog {blocking.id}, step block" in str(explained.reasons[0])
+        assert "no recent heartbeat" not in str(await client.explain(blocking))
+        await client.wait_all([blocking, waiting], timeout=PATIENCE)
+
+
+async def test_blocked_loop_is_found_while_leases_are_renewed_and_progress_stored(durable_dsn: str) -> None:
+    class Mixed(Machine[None, None]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[None]:
+            ctx.progress(1, 2)
+            while not may_end.is_set():
+                time.sleep(0.01)
+            return Done(effect=Sql("select 1"))
+
+    def look() -> None:
+        until = time.monotonic() + PATIENCE.total_seconds()
+        with Client(durable_dsn) as client:
+            while time.monotonic() < until and not seen:
+                seen.extend(each for each in client.workers() if each.blocked is not None)
+                time.sleep(0.05)
+        may_end.set()
+
+    may_end, seen = threading.Event(), list[Any]()
+    async with Worker([Mixed], dsn=durable_dsn, settings=QUICK) as worker:
+        ref = await worker.insert(Mixed, None)
+        thread = threading.Thread(target=look)
+        thread.start()
+        ended = await worker.wait(ref, timeout=PATIENCE)
+        thread.join()
+    assert ended.status == "done"
+    assert seen
