@@ -6,8 +6,11 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import msgspec
 from opentelemetry.sdk.trace import TracerProvider
@@ -29,6 +32,8 @@ from gen_durable import (
 from gen_durable._core.new_rows import new_instance
 from gen_durable._db.connector import connect
 from gen_durable._db.pool import Database
+from gen_durable._runtime.maintenance.backlog import Backlog
+from gen_durable._runtime.step_counts import StepCounts
 from gen_durable.config import AuditLevel
 from gen_durable.contrib.opentelemetry import instrument
 from gen_durable.telemetry import StepStop
@@ -52,7 +57,7 @@ from .machines import (
 )
 from .peers.processor_time import server_seconds
 
-__all__ = ["measure"]
+__all__ = ["MEASUREMENTS", "measure"]
 
 CONCURRENCY = 1000
 BLOCKED_ROWS = 50_000
@@ -123,6 +128,11 @@ class Bench:
     async def jobs_unrecorded(self) -> Rate:
         return await self._run(One, settings=msgspec.structs.replace(self.settings, executions="off"))
 
+    async def jobs_uncounted(self) -> Rate:
+        """Run jobs without rollups, which only the dashboard and `stats` read."""
+        with _without_rollups():
+            return await self._run(One)
+
     async def jobs_traced(self) -> Rate:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(InMemorySpanExporter()))
@@ -189,6 +199,11 @@ class Bench:
         await self._insert(Chain, self.jobs // CHAIN)
         settings = msgspec.structs.replace(self.settings, history="all")
         return await self._work(self.jobs // CHAIN * CHAIN, Chain, settings=settings)
+
+    async def chain_uncounted(self) -> Rate:
+        await self._insert(Chain, self.jobs // CHAIN)
+        with _without_rollups():
+            return await self._work(self.jobs // CHAIN * CHAIN, Chain)
 
     async def chain_undoable(self) -> Rate:
         await self._insert(Undoable, self.jobs // CHAIN)
@@ -314,6 +329,15 @@ class Bench:
                 await asyncio.sleep(0.02)
 
 
+@contextmanager
+def _without_rollups() -> Iterator[None]:
+    async def idle(_: Backlog) -> timedelta:
+        return timedelta(hours=1)
+
+    with patch.object(StepCounts, "count", lambda *_: None), patch.object(Backlog, "tick", idle):
+        yield
+
+
 async def _pass_on(ctx: Any, call: Any) -> Any:
     return await call()
 
@@ -333,6 +357,7 @@ PAIRS: tuple[tuple[str, str, str], ...] = (
     ("batch inserts", "inserts_engine", "inserts_bare"),
     ("chained steps, with history", "chain_history", "chain_engine"),
     ("chained steps, with undo", "chain_undoable", "chain_engine"),
+    ("chained steps, without rollups", "chain_uncounted", "chain_engine"),
 )
 
 VARIANTS: tuple[tuple[str, str], ...] = (
@@ -343,6 +368,7 @@ VARIANTS: tuple[tuple[str, str], ...] = (
     ("jobs with tracing", "jobs_traced"),
     ("jobs in threads", "jobs_threaded"),
     ("jobs without records", "jobs_unrecorded"),
+    ("jobs without rollups", "jobs_uncounted"),
     ("jobs under a concurrency limit", "jobs_slots"),
     ("jobs under a rate limit", "jobs_tokens"),
     ("jobs with the audit off", "jobs_unaudited"),
@@ -357,13 +383,17 @@ VARIANTS: tuple[tuple[str, str], ...] = (
 )
 
 
-async def measure(dsn: str, jobs: int, rounds: int) -> None:
-    """Run all rounds and print a table."""
+MEASUREMENTS: tuple[str, ...] = tuple(
+    dict.fromkeys([*(name for _, *pair in PAIRS for name in pair), *(name for _, name in VARIANTS)])
+)
+
+
+async def measure(dsn: str, jobs: int, rounds: int, names: Sequence[str] = MEASUREMENTS) -> None:
+    """Run all rounds of the named measurements and print a table."""
     bench = Bench(dsn, jobs)
     await bench.begin()
     found: dict[str, list[Rate]] = {}
     latencies: list[list[float]] = []
-    names = dict.fromkeys([*(name for _, *pair in PAIRS for name in pair), *(name for _, name in VARIANTS)])
     for number in range(1, rounds + 1):
         for name in names:
             await bench.prepare()
@@ -382,16 +412,19 @@ def _table(found: dict[str, list[Rate]], latencies: list[list[float]], jobs: int
         f"{'':<34}{'per second':>12}{'ratio':>8}{'Python µs':>12}{'server µs':>12}",
     ]
     for title, engine, bare in PAIRS:
-        lines.append(_line(title, found[engine], found[bare]))
-        if bare.endswith("_bare"):
+        if engine in found:
+            lines.append(_line(title, found[engine], found.get(bare)))
+        if bare.endswith("_bare") and bare in found:
             lines.append(_line(f"{title}, bare loop", found[bare]))
-    lines += [_line(title, found[name], found["jobs_engine"]) for title, name in VARIANTS]
+    lines += [
+        _line(title, found[name], found.get("jobs_engine")) for title, name in VARIANTS if name in found
+    ]
     p50 = statistics.median(times[len(times) // 2] for times in latencies)
     p99 = statistics.median(times[len(times) * 99 // 100] for times in latencies)
     lines += [
         "",
-        "ratio: per second, against the bare loop of the same operation; with history or undo, against chained steps; "
-        "of the variants, against jobs",
+        "ratio: per second, against the bare loop of the same operation; with history, with undo or without rollups, "
+        "against chained steps; of the variants, against jobs",
         f"insert to start in the same process: p50 {p50:.1f} ms, p99 {p99:.1f} ms",
     ]
     return "\n".join(lines)

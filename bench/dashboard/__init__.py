@@ -1,0 +1,1 @@
+"""The dashboard on a database with a million instances, and beside a worker at full speed."""
