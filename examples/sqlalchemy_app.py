@@ -1,16 +1,16 @@
-"""Insert an order and its instance in one transaction of SQLAlchemy.
+"""Insert an order and its instance in one transaction of SQLAlchemy, and mark the order as paid exactly once.
 
-GEN_DURABLE_DSN=postgresql://… python sqlalchemy_app.py
+python sqlalchemy_app.py                                     on the embedded server
+GEN_DURABLE_DSN=postgresql://… python sqlalchemy_app.py      on yours
 """
 
 import asyncio
-import os
 
-from sqlalchemy import func, select
+from sqlalchemy import func, make_url, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from gen_durable import AsyncClient, Context, Done, Machine, Outcome, Worker, step
+from gen_durable import AsyncClient, Context, Done, Machine, Outcome, Sql, Worker, step
 
 
 class Base(DeclarativeBase): ...
@@ -20,6 +20,7 @@ class Order(Base):
     __tablename__ = "orders"
     number: Mapped[int] = mapped_column(primary_key=True)
     price: Mapped[int]
+    is_paid: Mapped[bool] = mapped_column(default=False)
 
 
 class Checkout(Machine[int, str]):
@@ -27,10 +28,12 @@ class Checkout(Machine[int, str]):
     async def charge(self, ctx: Context[int]) -> Outcome[str]:
         async with sessions() as session:
             order = await session.get_one(Order, ctx.state)
-            return Done(f"order {order.number}: {order.price} charged")
+        paid = Sql("update orders set is_paid = true where number = $1", order.number)
+        return Done(f"order {order.number}: {order.price} charged", effect=paid)  # commits with the outcome
 
 
-engine = create_async_engine(os.environ["GEN_DURABLE_DSN"].replace("postgresql:", "postgresql+asyncpg:", 1))
+durable = Worker([Checkout])
+engine = create_async_engine(make_url(durable.dsn).set(drivername="postgresql+asyncpg"))
 sessions = async_sessionmaker(engine)
 
 
@@ -46,9 +49,9 @@ async def place(session: AsyncSession, durable: AsyncClient, price: int) -> int:
 
 
 async def main() -> None:
-    async with engine.begin() as conn:
-        await conn.run_sync(Base.metadata.create_all)
-    async with Worker([Checkout]) as durable:
+    async with durable:  # runs the embedded server as long as it is open
+        async with engine.begin() as conn:
+            await conn.run_sync(Base.metadata.create_all)
         try:
             async with sessions.begin() as session:
                 await place(session, durable, 0)
@@ -58,9 +61,9 @@ async def main() -> None:
             number = await place(session, durable, 30)
         print((await durable.wait(f"order:{number}")).result)
         async with sessions() as session:
-            orders = await session.scalar(select(func.count()).select_from(Order))
-        print(f"in the tables: {orders} order, {await durable.count(Checkout)} instance")
-    await engine.dispose()
+            orders = await session.scalar(select(func.count()).where(Order.is_paid))
+        print(f"in the tables: {orders} paid order, {await durable.count(Checkout)} instance")
+        await engine.dispose()
 
 
 if __name__ == "__main__":

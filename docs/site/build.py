@@ -43,18 +43,19 @@ API: Final[dict[str, tuple[str, list[str], list[str]]]] = {
     "machines": ("Machines and jobs", ["machine", "jobs", "retry", "_graph"], []),
     "outcomes": ("Outcomes", ["outcome"], []),
     "context": ("Context", ["context"], []),
-    "signals": ("Signals", ["signals"], []),
+    "signals": ("Signals and streams", ["signals", "streams"], []),
     "inserting": ("Inserting", ["refs"], []),
-    "instances": ("Instances", ["instance", "_core.records"], []),
+    "instances": ("Instances", ["instance", "search", "progress", "timeline", "_core.records"], []),
     "schedules": ("Schedules", ["schedules"], []),
     "limits": ("Limits", ["limits"], []),
     "events": ("Events, sinks, webhooks", ["events"], ["sinks", "inbound"]),
-    "operations": ("Operations", ["operations", "findings", "audit", "_schema"], ["reasons"]),
+    "operations": ("Operations", ["operations", "batches", "findings", "audit", "_schema"], ["reasons"]),
     "telemetry": ("Telemetry", [], ["telemetry", "contrib.opentelemetry", "contrib.prometheus"]),
     "settings": ("Settings", ["config"], []),
     "errors": ("Errors", [], ["errors"]),
     "testing": ("Testing", [], ["testing"]),
     "frameworks": ("Frameworks", [], ["contrib.django", "contrib.fastapi", "contrib.starlette"]),
+    "dashboard": ("Dashboard", [], ["dashboard", "contrib.django.dashboard"]),
 }
 
 _LINK: Final = re.compile(r"\]\(([^)#:\s]+)(#[^)\s]*)?\)")

@@ -20,6 +20,8 @@ from gen_durable import Queue, Settings, errors
 from gen_durable._checks import duration_text
 from gen_durable._dictionary import ENTRIES
 from gen_durable.cli.root import root
+from gen_durable.dashboard.endpoints import endpoints
+from gen_durable.dashboard.live import topics
 
 ROOT: Final = Path(__file__).parents[2]
 REFERENCE: Final = ROOT / "docs" / "reference"
@@ -104,6 +106,24 @@ def command_reference() -> str:
     return "\n".join(_commands(root, "gen-durable", 2))
 
 
+def endpoint_table() -> str:
+    """Return a table of the endpoints of the dashboard."""
+    every = sorted(endpoints.values(), key=lambda one: (one.path, one.method))
+    return _table(
+        ("endpoint", "role", "what it does"),
+        [(f"`{one.method} /api{one.path}`", f"`{one.role}`", one.summary) for one in every],
+    )
+
+
+def topic_table() -> str:
+    """Return a table of the live topics of the dashboard."""
+    rows = []
+    for one in sorted(topics.values(), key=lambda one: one.name):
+        name = f"{one.name}:…" if one.takes else one.name
+        rows.append((f"`{name}`", f"{one.every:g} s"))
+    return _table(("topic", "polled every"), rows)
+
+
 def _commands(group: click.Group, path: str, level: int) -> Iterator[str]:
     for name, command in sorted(group.commands.items()):
         full = f"{path} {name}"
@@ -177,6 +197,8 @@ PARTS: Final[dict[str, Callable[[], Any]]] = {
     "errors": error_table,
     "dictionary": dictionary_tables,
     "commands": command_reference,
+    "endpoints": endpoint_table,
+    "topics": topic_table,
 }
 _PART: Final = re.compile(
     r"(?P<begin><!-- generated: (?P<name>\w+) -->).*?(?P<end><!-- end of (?P=name) -->)", re.DOTALL
