@@ -58,8 +58,9 @@ returning g.concurrency_key
 
 -- name: gate_behind
 -- The same for keys with free slots whose first rows this picker cannot lease: they belong to another machine or queue, or are
--- locked. As many rows as slots are free stay, not counting rows that no worker can start; the rows behind them are gated. The rows that stay are locked here: a transaction
--- that takes one of them out (a commit, a cancel, a deferral) ungates, and it waits for this transaction. SKIP LOCKED.
+-- locked. As many rows as slots are free stay, not counting rows that no worker can start; the rows behind them are gated. The
+-- rows that stay are locked here: a transaction that takes one of them out (a commit, a cancel, a deferral) ungates, and it waits
+-- for this transaction. SKIP LOCKED.
 with key_heads as materialized (
   select row.*, row_number() over (partition by row.concurrency_key order by row.priority, row.eligible_at, row.id) = slots.free
          as is_last

@@ -30,18 +30,21 @@ resting as (
       select count(*), count(*) >= case when one.status in ('done', 'cancelled') then :most_ended::int else :most::int end as at_least
         from ((select from gen_durable.gen_durable g
                 where g.fsm collate "C" = one.fsm and g.queue = one.queue and g.fsm_version = one.fsm_version and g.status = one.status
-                  and g.rest_step = one.rest_step and g.status not in ('runnable', 'executing') and g.deleted_at is null and one.status not in ('done', 'cancelled') limit :most::int)
+                  and g.rest_step = one.rest_step and g.status not in ('runnable', 'executing') and g.deleted_at is null
+                  and one.status not in ('done', 'cancelled') limit :most::int)
               union all
               (select from gen_durable.gen_durable g
                 where g.fsm collate "C" = one.fsm and g.queue = one.queue and g.fsm_version = one.fsm_version and g.status = one.status
-                  and g.rest_step = one.rest_step and g.status not in ('runnable', 'executing') and g.deleted_at is null and one.status in ('done', 'cancelled') limit :most_ended::int)) each) counted
+                  and g.rest_step = one.rest_step and g.status not in ('runnable', 'executing') and g.deleted_at is null
+                  and one.status in ('done', 'cancelled') limit :most_ended::int)) each) counted
    cross join lateral (
      select min(named.since) as since, jsonb_agg(jsonb_build_array(named.awaits, named.count)) as awaits from (
        select row.awaits, count(*), min(coalesce(row.finished_at, row.updated_at)) as since from gen_durable.gen_durable row
         where row.id = any (array(
           select g.id from gen_durable.gen_durable g
            where g.fsm collate "C" = one.fsm and g.queue = one.queue and g.fsm_version = one.fsm_version and g.status = one.status
-                  and g.rest_step = one.rest_step and g.status not in ('runnable', 'executing') and g.deleted_at is null and one.status not in ('done', 'cancelled') order by g.id limit :sample::int))
+             and g.rest_step = one.rest_step and g.status not in ('runnable', 'executing') and g.deleted_at is null
+             and one.status not in ('done', 'cancelled') order by g.id limit :sample::int))
         group by row.awaits) named) sample
 ), runnable as (
   select one.fsm, one.fsm_version, one.state, one.step, count(*) as count, sum(count(*)) over (partition by one.fsm) >= :most::int as at_least,
@@ -67,7 +70,8 @@ resting as (
    group by one.fsm, one.fsm_version, one.step
 )
 select found.fsm, found.fsm_version, found.state, found.step, sum(found.count)::bigint as count, bool_or(found.at_least) as at_least,
-       statement_timestamp() - min(found.since) as oldest, coalesce(jsonb_agg(found.awaits) filter (where found.awaits is not null), '[]')::text as awaits
+       statement_timestamp() - min(found.since) as oldest,
+       coalesce(jsonb_agg(found.awaits) filter (where found.awaits is not null), '[]')::text as awaits
   from (select * from resting union all select * from runnable union all select * from gated union all select * from executing) found
  where :fsms::text[] is null or found.fsm = any (:fsms::text[])
  group by found.fsm, found.fsm_version, found.state, found.step

@@ -120,8 +120,8 @@ committed as (
                         :presented::text[], :deadlines::timestamptz[], :concurrency_keys::text[], :consumed::text[],
                         :states_before::text[], :signals::text[])
                  with ordinality
-                 as outcome (id, lease_token, step_seq, profile, payload, started_at, final_state, failure, presented, deadline, concurrency_key,
-                             consumed, state_before, signals, number)
+                 as outcome (id, lease_token, step_seq, profile, payload, started_at, final_state, failure, presented, deadline,
+                             concurrency_key, consumed, state_before, signals, number)
           offset 0) o
    where g.id = any (array[o.id]) and g.lease_token = o.lease_token and g.step_seq = o.step_seq
      and not gen_durable.redirects(
@@ -151,10 +151,11 @@ recorded as (
          case when step_seq < next_seq then 'ABORTED' when finishes_later then 'COMMITTED' else 'DONE' end,
          case when status = 'cancelled' and step_seq < next_seq then 'cancelled' else name end, from_step,
          case when step_seq = next_seq and status not in ('done', 'failed', 'cancelled') then step end,
-         case when status <> 'cancelled' then cause end, :worker::text, leased_at, lease_expires_at, started_at, statement_timestamp(), error, case when step_seq = next_seq then state end,
+         case when status <> 'cancelled' then cause end, :worker::text, leased_at, lease_expires_at, started_at,
+         statement_timestamp(), error, case when step_seq = next_seq then state end,
          case when step_seq = next_seq and state is not null then fsm_version end, state_before::jsonb,
-         case when state_before is not null then version_before end, case when step_seq = next_seq or name = 'cancelled' then signals::jsonb end, awaits,
-         await_deadline
+         case when state_before is not null then version_before end,
+         case when step_seq = next_seq or name = 'cancelled' then signals::jsonb end, awaits, await_deadline
     from committed
    where (:record::text = 'all' or :record::text = 'failures' and (step_seq < next_seq or status = 'failed')
           or version_before is not null)

@@ -125,7 +125,9 @@ judged as materialized (
   select id, step_seq + 1, execution, attempt, case when verdict = 'moved' then 'DONE' else 'ABORTED' end,
          case verdict when 'cancelled' then 'cancelled' when 'requeued' then 'lease' else 'poison' end, step,
          case when verdict = 'moved' then next_step end,
-         case verdict when 'requeued' then 'crash' when 'moved' then 'poison' when 'failed' then 'poison' end, locked_by, leased_at, lease_expires_at, started_at, statement_timestamp(), state, case when state is not null then fsm_version end,
+         case verdict when 'requeued' then 'crash' when 'moved' then 'poison' when 'failed' then 'poison' end,
+         locked_by, leased_at, lease_expires_at, started_at, statement_timestamp(), state,
+         case when state is not null then fsm_version end,
          state_before, case when state_before is not null then fsm_version end
     from reaped where :record::text <> 'off' or keeps_history
 ), audited as (

@@ -254,7 +254,8 @@ select one.* from (select distinct given.key from unnest(:concurrency_keys::text
 
 -- part: runnable
 -- The status is a constant: no index contains it, and counts read only gen_durable_machine.
-select g.fsm, 'runnable'::gen_durable.durable_status as status, g.id from gen_durable.gen_durable g where g.status = 'runnable' and not g.gated {conditions} {newest}
+select g.fsm, 'runnable'::gen_durable.durable_status as status, g.id from gen_durable.gen_durable g
+ where g.status = 'runnable' and not g.gated {conditions} {newest}
 
 -- part: runnable_of_machines
 select one.* from (select distinct given.fsm from unnest(:fsms::text[]) as given (fsm)) machine cross join lateral (

@@ -9,8 +9,9 @@ insert into gen_durable.workers (name, host, pid, version, seen_at, expires_at, 
                                  prefix_capacities, leaves_unknown, fsms, fsm_versions, fsm_steps, paused_queues, paused_since, schema_version)
 values (:name::text, :host::text, :pid::int, :version::text, statement_timestamp(),
         statement_timestamp() + :alive_for::interval, :is_draining::boolean, :queues::text[], :capacities::int[],
-        :capacity::int, :in_flight::int, :prefixes::text[], :prefix_capacities::int[], :leaves_unknown::boolean, :fsms::text[], :fsm_versions::int[], :fsm_steps::text::jsonb, :paused_queues::text[],
-        :paused_since::timestamptz[], :schema_version::int)
+        :capacity::int, :in_flight::int, :prefixes::text[], :prefix_capacities::int[], :leaves_unknown::boolean,
+        :fsms::text[], :fsm_versions::int[], :fsm_steps::text::jsonb, :paused_queues::text[], :paused_since::timestamptz[],
+        :schema_version::int)
     on conflict (name) do update
    set seen_at = excluded.seen_at, expires_at = excluded.expires_at, is_draining = excluded.is_draining,
        in_flight = excluded.in_flight, paused_queues = excluded.paused_queues, paused_since = excluded.paused_since,

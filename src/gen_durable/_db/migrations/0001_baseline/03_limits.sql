@@ -144,7 +144,8 @@ begin
 end $$;
 
 -- Return the next gated rows of these keys to the pick index: as many as slots are free and not already covered by ungated due
--- rows. Rows that no worker can start (passed_over) neither cover a slot nor are next. Returns the queues that have work now. A later statement of every transaction that frees a slot.
+-- rows. Rows that no worker can start (passed_over) neither cover a slot nor are next. Returns the queues that have
+-- work now. A later statement of every transaction that frees a slot.
 -- Locks: ungated rows that cover a slot, ids descending, SKIP LOCKED, so that they cannot leave unseen (a locked row does not
 -- cover a slot); then the next gated rows, in the order of the key. Gated rows are waited for: skipping one could leave a key
 -- with free slots and only gated rows.
@@ -192,8 +193,8 @@ language sql set search_path = pg_catalog, pg_temp as $$
 $$;
 
 -- Defer the due rows of exhausted buckets to their turns (rate_turn_at), at most 1000 of a bucket and queue, and stop at 1000 in
--- all; returns the number of each. Deferred rows leave the head of their queue, and a pick finds each when its tokens are there. Rows that missed their turn
--- keep their position; rows without a turn are appended.
+-- all; returns the number of each. Deferred rows leave the head of their queue, and a pick finds each when its tokens are there.
+-- Rows that missed their turn keep their position; rows without a turn are appended.
 -- Rows whose limit does not exist stall. apply_limit makes them due when it creates the limit: it either waits for the lock that
 -- is taken here and sees the rows, or holds the lock already, and then the rows are due again in a second. In addition, one row
 -- of each call is due every 30 s, for telemetry, and the others once a day: a million stalled rows cost a pick nothing.

@@ -124,8 +124,8 @@ begin
          error = coalesce(unwind.failure, g.error),
          failure = case when outcome <> 'on_cancel' then gen_durable.cause_of_undo(plan -> 'end') end, step_seq = g.step_seq + 1,
          execution = g.execution + (g.status <> 'executing' and g.execution < 2147483647)::int, attempt = 0, crash_count = 0,
-         awaits = null, presented = null, timed_out = false, checkpoint = null, progress = null, children_pending = 0, rate_limit = null, weight = null,
-         rate_turn_at = null, gated = false, lease_token = null, lease_expires_at = null,
+         awaits = null, presented = null, timed_out = false, checkpoint = null, progress = null,
+         children_pending = 0, rate_limit = null, weight = null, rate_turn_at = null, gated = false, lease_token = null, lease_expires_at = null,
          -- A due row keeps its place in the queue.
          eligible_at = case when g.status = 'runnable' then least(g.eligible_at, statement_timestamp()) else statement_timestamp() end,
          locked_by = null, concurrency_slot = null, leased_at = null, started_at = null, updated_at = statement_timestamp()

@@ -145,14 +145,16 @@ begin
     select one.id from unnest(batch.pending) with ordinality as one (id, number) where one.id <> all (ids) order by one.number) || locked;
   if batch.levels = '[]' then
     batch.after_id := coalesce(visited, batch.after_id);
-    if is_exhausted and batch.pending = '{}' and (changed.parents is null or not coalesce((batch.options ->> 'cascade')::boolean, false)) then
+    if is_exhausted and batch.pending = '{}'
+       and (changed.parents is null or not coalesce((batch.options ->> 'cascade')::boolean, false)) then
       batch.finished_at := statement_timestamp();
     end if;
   else
     level := batch.levels -> -1;
     batch.levels := batch.levels - -1;
     if not is_exhausted then
-      batch.levels := batch.levels || jsonb_build_array(level || jsonb_build_object('after', coalesce(visited, (level ->> 'after')::bigint)));
+      batch.levels := batch.levels
+        || jsonb_build_array(level || jsonb_build_object('after', coalesce(visited, (level ->> 'after')::bigint)));
     end if;
   end if;
   if changed.parents is not null and coalesce((batch.options ->> 'cascade')::boolean, false) then
