@@ -8,11 +8,12 @@ import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
-from gen_durable._db.insert import register
+from gen_durable._db.machines import register
 from gen_durable._graph.description import describe
 from gen_durable.cli.root import root
 from gen_durable.testing import Harness
 from tests.cli.machines import Checkout, Parcel, Shipment, nightly
+from tests.support.descriptions import own
 
 Gd = Callable[..., Result]
 
@@ -36,7 +37,7 @@ def shop(durable: Harness) -> Harness:
     machines: list[Any] = [Checkout, Parcel, Shipment, nightly]
     for machine in machines:
         durable.use(machine)
-    durable._database.run(register([describe(machine) for machine in machines]))
+    durable._database.run(register(own(*map(describe, machines))))
     return durable
 
 

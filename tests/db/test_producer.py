@@ -11,11 +11,12 @@ import asyncpg
 import pytest
 
 from gen_durable import _verbs
-from gen_durable._db.insert import register
+from gen_durable._db.machines import register
 from gen_durable._db.pool import Database
 from gen_durable._schema import migrate_schema
 from gen_durable.outcome import reason_text
 from tests.db.definitions import machine
+from tests.support.descriptions import own
 
 # One call of each function, in an order in which each has an effect. Ids are those of a fresh database.
 CALLS = [
@@ -74,7 +75,7 @@ async def role(sql: Any) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def producer(sql: Any, durable_dsn: str, role: str, database: Database) -> AsyncIterator[Any]:
-    await database.run(register([machine(1, "begin", "checkout")]))
+    await database.run(register(own(machine(1, "begin", "checkout"))))
     await sql.execute("select gen_durable.grant_producer($1)", role)
     connection = await asyncpg.connect(re.sub(r"//[^@/]*@", f"//{role}:pw@", durable_dsn, count=1))
     yield connection

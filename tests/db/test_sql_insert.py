@@ -8,9 +8,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gen_durable._db.insert import register
+from gen_durable._db.machines import register
 from gen_durable._db.pool import Database
 from tests.db.definitions import machine
+from tests.support.descriptions import own
 
 LIVE = ["runnable", "executing", "awaiting_signal", "awaiting_children"]
 TERMINAL = ["done", "failed", "cancelled"]
@@ -18,7 +19,7 @@ TERMINAL = ["done", "failed", "cancelled"]
 
 @pytest.fixture
 async def registered(database: Database) -> None:
-    await database.run(register([machine(2, "begin", "checkout"), machine(10, "start", "fast")]))
+    await database.run(register(own(machine(2, "begin", "checkout"), machine(10, "start", "fast"))))
 
 
 async def row(sql: Any, id: int) -> Any:
@@ -52,9 +53,9 @@ async def test_older_version_has_its_own_defaults(sql: Any) -> None:
 @pytest.mark.usefixtures("registered")
 async def test_restarted_worker_updates_the_defaults(sql: Any, database: Database) -> None:
     before = await sql.fetch("select * from gen_durable.machines order by fsm_version")
-    await database.run(register([machine(2, "begin", "checkout")]))
+    await database.run(register(own(machine(2, "begin", "checkout"))))
     assert await sql.fetch("select * from gen_durable.machines order by fsm_version") == before
-    await database.run(register([machine(10, "start", "slow")]))
+    await database.run(register(own(machine(10, "start", "slow"))))
     found = await row(sql, await sql.fetchval("select id from gen_durable.insert('Checkout')"))
     assert found["queue"] == "slow"
 

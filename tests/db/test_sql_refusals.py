@@ -8,15 +8,16 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gen_durable._db.insert import register
+from gen_durable._db.machines import register
 from gen_durable._db.pool import Database
 from tests.db.conftest import refused
 from tests.db.definitions import machine
+from tests.support.descriptions import own
 
 
 @pytest.fixture
 async def registered(database: Database) -> None:
-    await database.run(register([machine(2, "begin", "checkout")]))
+    await database.run(register(own(machine(2, "begin", "checkout"))))
 
 
 BAD_CALLS = [

@@ -11,11 +11,12 @@ import psycopg
 import pytest
 
 from gen_durable import Context, Done, Machine, Outcome, Worker, step
-from gen_durable._db.insert import register
+from gen_durable._db.machines import register
 from gen_durable._graph.description import describe
 from gen_durable.testing import Harness
 from tests.docs.pages import ROOT, Page
 from tests.docs.statements import examples, roles_of, run_examples
+from tests.support.descriptions import own
 
 PAGE = Page(ROOT / "docs" / "reference" / "sql.md")
 
@@ -35,7 +36,7 @@ def connection(durable_dsn: str) -> Iterator[psycopg.Connection[Any]]:
 async def test_documented_worker_role_is_sufficient(
     connection: psycopg.Connection[Any], durable: Harness, direct_dsn: str
 ) -> None:
-    durable._database.run(register([describe(Checkout)]))
+    durable._database.run(register(own(describe(Checkout))))
     (text,) = [block.text for block in PAGE.blocks if "create role shop_worker" in block.text]
     names = roles_of([text], secrets.token_hex(6))
     (name,) = names.values()

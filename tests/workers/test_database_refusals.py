@@ -208,6 +208,11 @@ async def test_start_names_the_locked_table_and_retries(
     durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture, lock: str
 ) -> None:
     worker = Worker([Plain], dsn=durable_dsn, settings=CALM)
+    # Other code has registered the machine.
+    await db.execute(
+        "insert into gen_durable.machines (fsm, fsm_version, initial_step, queue) values ('Plain', 1, 's', 'q')"
+        " on conflict (fsm, fsm_version) do update set digest = null"
+    )
     async with db.transaction():
         await db.execute(lock)
         opening = asyncio.get_running_loop().create_task(worker.__aenter__())

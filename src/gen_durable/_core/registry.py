@@ -130,9 +130,9 @@ class Registry:
         return [registered.machine for registered in self._machines.values()]
 
     @property
-    def descriptions(self) -> list[Description]:
-        """The machines as workers store them in the table `machines`."""
-        return [describe(machine) for machine in self.machines]
+    def descriptions(self) -> list[tuple[int, Description]]:
+        """For each of `keys`, the version and the machine as workers store it in the table `machines`."""
+        return [(version, describe(registered.machine)) for (_, version), registered in self._runs.items()]
 
     def __iter__(self) -> Iterator[MachineDef]:
         return (registered.definition for registered in self._machines.values())

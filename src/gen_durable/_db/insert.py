@@ -1,14 +1,12 @@
-"""Insert instances, children and dead letters, and register machines."""
+"""Insert instances, children and dead letters."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from .._core.model import DeadLetter, NewInstance
-from .._graph.description import Description
-from ..definition import NO_DEFAULTS, MachineDef
 from ..errors import LimitError, UsageError
 from . import statement_retry
 from .chunking import chunks, fits
@@ -22,7 +20,6 @@ __all__ = [
     "insert",
     "insert_children",
     "insert_dead_letters",
-    "register",
 ]
 
 _SQL = statements("insert.sql")
@@ -143,83 +140,6 @@ def dead_letter_failed(failed: Mapping[int, int]) -> Plan[set[str]]:
     """
     rows = yield _SQL["dead_letter_failed"](ids=list(failed), attempts=list(failed.values()))
     return {row["queue"] for row in rows}
-
-
-def register(machines: Sequence[Description], histories: Collection[str] = ()) -> Plan[None]:
-    """Store machines for the reaper, and for producers and tools that know only names. Writes only what has changed.
-
-    `histories` has the names of those that keep their history.
-    """
-    yield _SQL["register"](
-        fsms=[each.definition.name for each in machines],
-        versions=[each.definition.version for each in machines],
-        initial_steps=[each.definition.initial for each in machines],
-        queues=[each.definition.queue for each in machines],
-        dead_letters=[each.definition.dead_letter for each in machines],
-        steps=[_json(each.steps) for each in machines],
-        graphs=[_json(each.graph) for each in machines],
-        defaults=[_json(_defaults(each.definition)) for each in machines],
-        retentions=[_json(_retention(each.definition)) for each in machines],
-        max_attempts=[_json(_max_attempts(each.definition)) for each in machines],
-        on_failures=[_json(_on_failure(each.definition)) for each in machines],
-        histories=[each.definition.name in histories for each in machines],
-        state_schemas=[_json(each.state_schema) for each in machines],
-        signals=[_json(each.signals or None) for each in machines],
-        streams=[_json(each.streams or None) for each in machines],
-        on_cancels=[_json(_on_cancel(each.definition)) for each in machines],
-    )
-
-
-def _on_cancel(machine: MachineDef) -> dict[str, str] | None:
-    return {
-        name: step.on_cancel
-        for step in machine.steps.values()
-        if step.on_cancel is not None
-        for name in (step.name, *step.was)
-    } or None
-
-
-def _json(value: object) -> str | None:
-    return None if value is None else msgspec.json.encode(value).decode()
-
-
-def _defaults(machine: MachineDef) -> dict[str, object] | None:
-    """The defaults of inserts; `None` if the machine declares none."""
-    found: dict[str, object] = {
-        name: value
-        for name, value in msgspec.structs.asdict(machine.defaults).items()
-        if value is not None and not callable(value) and value != getattr(NO_DEFAULTS, name)
-    }
-    if machine.defaults.computed:
-        found["computed"] = machine.defaults.computed
-    return found or None
-
-
-def _retention(machine: MachineDef) -> dict[str, float] | None:
-    """How long ended instances are kept, in seconds; `None` if the machine declares nothing."""
-    return {status: kept.total_seconds() for status, kept in machine.retention.items()} or None
-
-
-def _max_attempts(machine: MachineDef) -> dict[str, int] | None:
-    """After how many executions each step has failed; `None` if no step has a limit."""
-    found = {
-        name: step.retry.max_attempts
-        for step in machine.steps.values()
-        if step.retry is not None
-        for name in (step.name, *step.was)
-    }
-    return found or None
-
-
-def _on_failure(machine: MachineDef) -> dict[str, str] | None:
-    """The steps that follow failed ones; `None` if no step declares one."""
-    found = {
-        name: step.on_failure
-        for step in machine.steps.values()
-        if step.on_failure is not None
-        for name in (step.name, *step.was)
-    }
-    return found or None
 
 
 def _is_plain(rows: Sequence[NewInstance]) -> bool:

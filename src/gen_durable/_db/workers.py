@@ -15,6 +15,7 @@ from .migrate import LATEST
 from .plan import Call, Plan, Row, statements
 
 __all__ = [
+    "Foreign",
     "Override",
     "WorkerRow",
     "announce",
@@ -56,7 +57,17 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     fsm_versions: list[int]
     fsm_steps: str = "[]"
     """JSON: for each machine, the steps at which it runs rows."""
+    fsm_digests: list[str] = []
+    """For each machine, the digest of what it registers of it."""
     schema_version: int = LATEST
+
+
+class Foreign(msgspec.Struct, frozen=True):
+    """Whether other code has registered machines of a worker."""
+
+    differs: bool
+    is_orphaned: bool
+    """No live worker runs that code."""
 
 
 class Override(msgspec.Struct, frozen=True):
@@ -74,8 +85,8 @@ def announce(
     in_flight: int = 0,
     is_draining: bool = False,
     paused: Mapping[str, datetime] | None = None,
-) -> Plan[None]:
-    """Register a worker, or renew its registration.
+) -> Plan[Foreign]:
+    """Register a worker, or renew its registration; return whether other code has registered its machines.
 
     Args:
         row: what it registers.
@@ -85,7 +96,7 @@ def announce(
         paused: the pauses that it confirms, `paused_at` by queue: it starts nothing from these queues.
     """
     confirmed = paused or {}
-    yield _SQL["announce"](
+    (found,) = yield _SQL["announce"](
         **msgspec.structs.asdict(row),
         alive_for=alive_for,
         in_flight=in_flight,
@@ -93,6 +104,7 @@ def announce(
         paused_queues=list(confirmed),
         paused_since=list(confirmed.values()),
     )
+    return Foreign(**found)
 
 
 def blocked(name: str, alive_for: timedelta, step: Running | None, duration: timedelta) -> Plan[None]:

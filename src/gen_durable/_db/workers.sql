@@ -2,21 +2,32 @@
 
 -- name: announce
 -- Register a worker, or refresh its registration at a heartbeat. Deletes registrations that expired 10 minutes ago.
+-- differs: other code has registered one of its machines; is_orphaned: and no live worker runs that code.
 with deleted as (
   delete from gen_durable.workers w where w.expires_at < statement_timestamp() - interval '10 minutes'
+), announced as (
+  insert into gen_durable.workers (name, host, pid, version, seen_at, expires_at, is_draining, queues, capacities, capacity, in_flight, prefixes,
+                                   prefix_capacities, leaves_unknown, fsms, fsm_versions, fsm_steps, fsm_digests, paused_queues, paused_since,
+                                   schema_version)
+  values (:name::text, :host::text, :pid::int, :version::text, statement_timestamp(),
+          statement_timestamp() + :alive_for::interval, :is_draining::boolean, :queues::text[], :capacities::int[],
+          :capacity::int, :in_flight::int, :prefixes::text[], :prefix_capacities::int[], :leaves_unknown::boolean,
+          :fsms::text[], :fsm_versions::int[], :fsm_steps::text::jsonb, :fsm_digests::text[], :paused_queues::text[],
+          :paused_since::timestamptz[], :schema_version::int)
+      on conflict (name) do update
+     set seen_at = excluded.seen_at, expires_at = excluded.expires_at, is_draining = excluded.is_draining,
+         in_flight = excluded.in_flight, paused_queues = excluded.paused_queues, paused_since = excluded.paused_since,
+         -- Sent by the event loop, so it is not blocked.
+         blocked = null
 )
-insert into gen_durable.workers (name, host, pid, version, seen_at, expires_at, is_draining, queues, capacities, capacity, in_flight, prefixes,
-                                 prefix_capacities, leaves_unknown, fsms, fsm_versions, fsm_steps, paused_queues, paused_since, schema_version)
-values (:name::text, :host::text, :pid::int, :version::text, statement_timestamp(),
-        statement_timestamp() + :alive_for::interval, :is_draining::boolean, :queues::text[], :capacities::int[],
-        :capacity::int, :in_flight::int, :prefixes::text[], :prefix_capacities::int[], :leaves_unknown::boolean,
-        :fsms::text[], :fsm_versions::int[], :fsm_steps::text::jsonb, :paused_queues::text[], :paused_since::timestamptz[],
-        :schema_version::int)
-    on conflict (name) do update
-   set seen_at = excluded.seen_at, expires_at = excluded.expires_at, is_draining = excluded.is_draining,
-       in_flight = excluded.in_flight, paused_queues = excluded.paused_queues, paused_since = excluded.paused_since,
-       -- Sent by the event loop, so it is not blocked.
-       blocked = null
+select coalesce(bool_or(true), false) as differs,
+       coalesce(bool_or(not exists (
+         select from gen_durable.workers w
+          where w.expires_at > statement_timestamp() and not w.is_draining
+            and (m.fsm, m.fsm_version, m.digest) in (select * from unnest(w.fsms, w.fsm_versions, w.fsm_digests)))), false) as is_orphaned
+  from unnest(:fsms::text[], :fsm_versions::int[], :fsm_digests::text[]) as given (fsm, fsm_version, digest)
+  join gen_durable.machines m on m.fsm = given.fsm and m.fsm_version = given.fsm_version
+ where m.digest is distinct from given.digest
 
 -- name: withdraw
 -- Deregister a worker on shutdown.

@@ -14,7 +14,6 @@ from .._checks import duration_text
 from .._core.model import Lease
 from .._core.settle import Bounds
 from .._db import audit as audits
-from .._db import insert as inserts
 from .._db import schedules, workers
 from .._db.commit import Recorder
 from .._db.pool import Database
@@ -160,6 +159,8 @@ class Engine:
             settings,
             status,
             worker_row,
+            context.registry.descriptions,
+            recorder.histories,
             in_flight=lambda: sum(runner.in_flight for runner in self._runners),
         )
         self._override_poller = OverridePoller(
@@ -222,16 +223,11 @@ class Engine:
 
     async def start(self) -> None:
         """Register the machines, schedules and the worker in the database, then start the services."""
-        registry = self._context.registry
-        histories = registry.histories(self._settings.history)
-        await run_at_start(
-            self._connections.client, lambda: inserts.register(registry.descriptions, histories)
-        )
         if (level := self._settings.audit) is not None:
             await run_at_start(self._connections.client, lambda: audits.set_level(level, self._context.name))
         for schedule in self._schedules:
             await run_at_start(self._connections.client, partial(schedules.put, schedule))
-        await run_at_start(self._connections.client, self._registration.plan)
+        await run_at_start(self._connections.client, self._registration.begin)
         self._heartbeat.start()
         self._tasks_until_drained = [
             self._spawn(self._flusher.run()),

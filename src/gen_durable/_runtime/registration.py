@@ -1,14 +1,16 @@
-"""The registration of a worker: its row in the table `workers`."""
+"""The registration of a worker and its machines: their rows in the tables `workers` and `machines`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
-from .._db import workers
+import msgspec
+
+from .._db import machines, workers
 from .._db.failures import StatementError
 from .._db.plan import Plan
 from .._db.pool import Database
@@ -32,7 +34,10 @@ def alive_for(settings: Settings) -> timedelta:
 
 
 class Registration(Service):
-    """Registers the worker once per heartbeat. A worker counts as live for three heartbeats."""
+    """Registers the worker once per heartbeat. A worker counts as live for three heartbeats.
+
+    It registers its machines at its start, and again when the last worker that ran other code of them has ended.
+    """
 
     name = "registration"
 
@@ -42,13 +47,18 @@ class Registration(Service):
         settings: Settings,
         database_status: DatabaseStatus,
         worker_row: workers.WorkerRow,
+        registered: machines.Machines,
+        histories: Collection[str],
         in_flight: Callable[[], int],
     ) -> None:
         super().__init__(database_status)
         self._database = database
         self._interval = registration_interval(settings)
         self._alive_for = alive_for(settings)
-        self._worker_row = worker_row
+        self._machines = registered
+        self._histories = histories
+        digests = machines.digests(registered, histories)
+        self._worker_row = msgspec.structs.replace(worker_row, fsm_digests=digests)
         self._in_flight = in_flight
         self._is_draining = False
         # One statement at a time: an older one that arrives late would withdraw what a newer one confirms.
@@ -64,7 +74,7 @@ class Registration(Service):
     async def tick(self) -> timedelta:
         async with self._lock:
             paused = self._paused
-            await self._database.run(self.plan())
+            await self._database.run(self._renew())
             self._confirmed = paused
         return self._interval
 
@@ -74,8 +84,18 @@ class Registration(Service):
         if paused != self._confirmed:
             await self.tick()
 
-    def plan(self) -> Plan[None]:
-        """Register the worker."""
+    def begin(self) -> Plan[None]:
+        """Register the machines, then the worker."""
+        yield from machines.register(self._machines, self._histories)
+        if (yield from self._announce()).differs:
+            # Between the two statements another worker may have taken the registration for that of an ended worker.
+            yield from machines.register(self._machines, self._histories)
+
+    def _renew(self) -> Plan[None]:
+        if (yield from self._announce()).is_orphaned and not self._is_draining:
+            yield from machines.register(self._machines, self._histories, renews=True)
+
+    def _announce(self) -> Plan[workers.Foreign]:
         return workers.announce(
             self._worker_row,
             self._alive_for,

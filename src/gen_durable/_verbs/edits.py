@@ -107,7 +107,7 @@ def check_by_name(
         EncodeError: the state does not match the schema.
     """
     machine = yield from machines.registered(fsm, version)
-    if step is not None and machine.steps is not None and step not in machine.steps:
+    if step is not None and machine.steps is not None and step not in (*machine.steps, *machine.former_steps):
         raise UnknownStepError(fsm, step, machine.steps)
     schema = machine.state_schema
     if state is None or schema is None:

@@ -25,7 +25,7 @@ from ..schedules import Schedule
 from ..signals import Signal, signal_name
 from ..streams import Stream, StreamItem
 from . import _clock as clock
-from ._load import load
+from ._load import add_version, load
 from ._stepper import CommittedOutcome, Crash, CrashPoint, Stepper
 
 __all__ = ["HarnessBase"]
@@ -146,12 +146,15 @@ class HarnessBase:
                 "give its version, or one that it upgrades"
                 + (f": write @upgrade(from_version={number})" if 0 < number < definition.version else ""),
             )
-        self._register()
+        number = checked_int(number, "the version of the instance", 1, 2**31 - 1)
+        at = definition.initial if step is None else step_name(step)
+        self._run_now(add_version(definition.name, number, at, definition.queue))
+        self._run_now(self._stepper.register())
         id = self._run_now(
             load(
                 fsm=definition.name,
-                version=checked_int(number, "the version of the instance", 1, 2**31 - 1),
-                step=definition.initial if step is None else step_name(step),
+                version=number,
+                step=at,
                 state=encode(state, Any, "the state", self._stepper.max_payload),
                 queue=definition.queue,
                 awaits=[signal_name(each) for each in awaits] or (None if timeout is None else []),

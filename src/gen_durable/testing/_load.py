@@ -8,9 +8,14 @@ from typing import Final
 from .._db.plan import Plan
 from ._sql import statements
 
-__all__ = ["load"]
+__all__ = ["add_version", "load"]
 
 _SQL: Final = statements("load.sql")
+
+
+def add_version(fsm: str, version: int, step: str, queue: str) -> Plan[None]:
+    """Register a version of a machine, as workers of older code did."""
+    yield _SQL["add_version"](fsm=fsm, version=version, step=step, queue=queue)
 
 
 def load(

@@ -16,9 +16,8 @@ import msgspec
 from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Execution, Kind
 from .._core.registry import Registry
 from .._core.settle import Bounds, refused, rejoin, release, released
-from .._db import admission, snapshots, step_data
+from .._db import admission, machines, snapshots, step_data
 from .._db import commit as commits
-from .._db import insert as inserts
 from .._db import lease as leases
 from .._db import pick as picks
 from .._db.failures import StatementError, is_data
@@ -223,7 +222,7 @@ class Stepper:
 
     def register(self) -> Plan[None]:
         """Store the registered machines in the database, as a worker does when it starts."""
-        yield from inserts.register(self.registry.descriptions, self._recorder.histories)
+        yield from machines.register(self.registry.descriptions, self._recorder.histories)
         self.has_new_machines = False
 
     async def _register(self, database: Plans) -> None:

@@ -1,5 +1,11 @@
 -- Rows that a test puts in place.
 
+-- name: add_version
+-- Register a version, as its workers did. What it declares is known only of the machine that upgrades it.
+insert into gen_durable.machines (fsm, fsm_version, initial_step, queue)
+values (:fsm::text, :version::int, :step::text, :queue::text)
+    on conflict (fsm, fsm_version) do nothing
+
 -- name: load
 -- Insert an instance as the code of an older version has left it: due, or parked on signals.
 insert into gen_durable.gen_durable (fsm, fsm_version, step, rest_step, status, state, queue, awaits, await_deadline, step_seq,

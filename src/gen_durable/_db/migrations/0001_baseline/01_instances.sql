@@ -173,7 +173,8 @@ create index gen_durable_schedule_live on gen_durable.gen_durable (schedule) whe
 create index gen_durable_resting on gen_durable.gen_durable (fsm collate "C", queue, fsm_version, status, rest_step, id)
   where status not in ('runnable', 'executing') and deleted_at is null;
 
--- Machines that workers have registered: defaults for SQL producers, the dead-letter job for the reaper, and steps, graph and schema for tools.
+-- Machines that workers have registered: defaults for SQL producers, options of steps for the reaper and for cancels, and steps, graph
+-- and schemas for tools. A machine that upgrades older versions registers for their rows what applies to live instances.
 create table gen_durable.machines (
   fsm          text not null,
   fsm_version  int not null,
@@ -181,6 +182,7 @@ create table gen_durable.machines (
   queue        text not null,
   dead_letter  text,                                      -- the job that receives a dead letter when an instance fails
   steps        jsonb,                                     -- names of its steps, in the order of the class
+  former_steps jsonb,                                     -- former names of its steps (was=), at which it runs rows too
   graph        jsonb,                                     -- nodes and edges, as gen_durable.graph() returns them; null: not readable
   state_schema jsonb,                                     -- JSON Schema of the state; null: its type has none
   signals      jsonb,                                     -- by name of each declared signal, the JSON Schema of its payload or null
@@ -192,6 +194,7 @@ create table gen_durable.machines (
   max_attempts jsonb,                                     -- step -> executions after which it has failed; null: no step has a limit
   retention    jsonb,                                     -- seconds by final status; without one, the settings of workers decide
   keeps_history boolean not null default false,           -- whether its transitions keep their states
+  digest       text,                                      -- of what was registered; workers.fsm_digests has that of each worker
   updated_at   timestamptz not null default statement_timestamp(),
   primary key (fsm, fsm_version)
 );

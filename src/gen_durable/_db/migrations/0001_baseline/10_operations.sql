@@ -22,6 +22,7 @@ create table gen_durable.workers (
   fsms           text[] not null,                         -- the machines that it runs
   fsm_versions   int[] not null,                          -- their versions, same positions
   fsm_steps      jsonb not null default '[]',             -- the steps at which it runs their rows, same positions
+  fsm_digests    text[] not null default '{}',            -- machines.digest of what it registers, same positions
   paused_queues  text[] not null default '{}',            -- paused queues that it has stopped starting
   paused_since   timestamptz[] not null default '{}',     -- the paused_at that it confirms, same positions
   incompatible   jsonb not null default '[]',             -- findings of its start: instances that it cannot run, with ids
