@@ -26,7 +26,7 @@ from gen_durable import (
     Worker,
     step,
 )
-from gen_durable._core.model import CommitEntry, Committed, Execution, Kind, Stale
+from gen_durable._core.model import CommitEntry, Execution, Kind
 from gen_durable._db import rollups
 from gen_durable._db.failures import StatementError
 from gen_durable._db.lease import Crash
@@ -76,7 +76,7 @@ def counted(
     one = InFlight.of(execution, timedelta(minutes=1))
     one.steps, one.seconds = 1, seconds
     entry = CommitEntry(execution=execution, kind=kind, **{"started": 1.0, "started_at": 100.5, **fields})
-    counts.count(one, entry, Stale() if is_stale else Committed(became))
+    counts.count(one, entry, None if is_stale else became)
 
 
 async def written(counts: StepCounts, database: Database, clock: DatabaseClock | None = None) -> None:

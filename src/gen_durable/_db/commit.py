@@ -147,12 +147,27 @@ def in_lock_order(entries: Iterable[CommitEntry]) -> list[CommitEntry]:
 
 def is_one_statement(entries: Sequence[CommitEntry], recorder: Recorder) -> bool:
     """Whether `commit_plain` can commit these, without a transaction around it."""
-    return all(entry.is_plain and not recorder.deletes(entry) for entry in entries)
+    keeps_done = recorder.keeps_done
+    for entry in entries:
+        # `deletes` is called for few: most outcomes are kept.
+        if not entry.is_plain or (
+            not (entry.keep and (keeps_done or entry.expires)) and recorder.deletes(entry)
+        ):
+            return False
+    return True
 
 
 def deletable(entries: Iterable[CommitEntry], recorder: Recorder) -> list[CommitEntry]:
     """Return the entries that `delete_done` can commit."""
-    return [entry for entry in entries if recorder.deletes(entry) and entry.is_plain and not entry.events]
+    keeps_done = recorder.keeps_done
+    return [
+        entry
+        for entry in entries
+        if not (entry.keep and (keeps_done or entry.expires))
+        and recorder.deletes(entry)
+        and entry.is_plain
+        and not entry.events
+    ]
 
 
 def delete_done(entries: Sequence[CommitEntry]) -> Plan[CommitReport]:
@@ -462,9 +477,11 @@ def _report(
 def _plain_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
     values = _values(entries, recorder, [None] * len(entries))
     values.update(dict.fromkeys(_RARE))
+    has_alerts = recorder.alerts is not None
     events = [
         (number, n, event)
         for number, entry in enumerate(entries, 1)
+        if entry.events or has_alerts
         for n, event in enumerate(recorder.events(entry), 1)
     ]
     if not events:
@@ -499,6 +516,7 @@ def _values(
     numbers: list[int] = []
     has_final_states = False
     histories = recorder.histories
+    has_alerts = recorder.alerts is not None
     for entry, more in zip(entries, rare, strict=True):
         execution = entry.execution
         profile = (
@@ -509,7 +527,8 @@ def _values(
             execution.step,
             execution.attempt,
             execution.leased_at,
-            _finishes_later(entry, recorder),
+            (has_alerts or entry.events != () or entry.effect is not None)
+            and _finishes_later(entry, recorder),
             entry.cause,
             entry.undo,
             entry.expires,

@@ -29,9 +29,9 @@ class ExecutionReports:
     def committed(self, one: InFlight, entry: CommitEntry, result: CommitResult) -> None:
         """Report the result of a commit."""
         execution, telemetry = one.execution, self._telemetry
-        self._count(one, entry, result)
-        if isinstance(result, Stale):
-            if not result.is_given_up and not one.is_lost:
+        if not isinstance(result, Committed):
+            self._count(one, entry, None)
+            if isinstance(result, Stale) and not result.is_given_up and not one.is_lost:
                 self.lost(execution)
             telemetry.emit(
                 OutcomeStale(
@@ -39,11 +39,10 @@ class ExecutionReports:
                 )
             )
             return
-        if isinstance(result, Committed) and result.redirect == "undo":
+        self._count(one, entry, result.redirect or result.status)
+        if result.redirect == "undo":
             self.compensating(execution, execution.step)
-        if isinstance(result, Committed) and (
-            entry.log_line is not None or result.refused or result.status == "failed"
-        ):
+        if entry.log_line is not None or result.refused or result.status == "failed":
             self._log_committed(execution, entry, result)
         if entry.kind == "defer":
             telemetry.emit(

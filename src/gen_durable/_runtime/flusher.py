@@ -449,11 +449,13 @@ class Flusher:
         self, entries: Sequence[CommitEntry], results: Sequence[CommitResult], waiters: _Waiters
     ) -> None:
         has_ended_or_parked = has_events = False
+        has_alerts = self._recorder.alerts is not None
         for entry, result in zip(entries, results, strict=True):
             waiters[id(entry)](entry, result)
             if isinstance(result, Committed):
                 has_ended_or_parked = has_ended_or_parked or result.status in _ENDED_OR_PARKED
-                has_events = has_events or bool(self._recorder.events(entry))
+                if entry.events or has_alerts:
+                    has_events = has_events or bool(self._recorder.events(entry))
         if has_ended_or_parked:
             self._wakes.ended_or_parked([entry.execution.id for entry in entries])
         if self._wakes.is_watching():

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from .._core.histograms import BUCKETS
-from .._core.model import ENDED, CommitEntry, CommitResult, Committed, Kind
+from .._core.model import ENDED, CommitEntry, Kind
 from .._core.settle import TRANSITIONS
 from .._db import rollups, snapshots
 from .._db.failures import StatementError, is_outage
@@ -96,12 +96,13 @@ class StepCounts:
         self._unwritten_totals: dict[tuple[int, str], rollups.Total] = {}
         self._has_failed = False
 
-    def count(self, one: InFlight, entry: CommitEntry, result: CommitResult) -> None:
-        """Count an execution whose outcome was committed, or was stale."""
+    def count(self, one: InFlight, entry: CommitEntry, became: str | None) -> None:
+        """Count an execution whose outcome was committed; `became` is `None` if it was stale."""
         execution = one.execution
         key: _RawKey
-        if isinstance(result, Committed):
-            became = result.redirect or result.status
+        if became is None:
+            key = (execution.fsm, execution.version, execution.step, "stale", "", None, "")
+        else:
             key = (
                 execution.fsm,
                 execution.version,
@@ -111,8 +112,6 @@ class StepCounts:
                 entry.cause,
                 became,
             )
-        else:
-            key = (execution.fsm, execution.version, execution.step, "stale", "", None, "")
         try:
             counts = self._counts[key]
         except KeyError:
