@@ -142,7 +142,8 @@ async def test_rolled_back_code_leaves_upgraded_instances(arena: Arena) -> None:
     renamed = await arena.producer.insert_surely("renamed", Second, old, step="carry")
     ended = await arena.producer.insert_surely("ended", First, old, step="finish")
     await arena.holds("select status = 'done' from gen_durable.gen_durable where id = $1", ended)
-    await arena.holds("select execution > 1 from gen_durable.gen_durable where id = $1", renamed)
+    returned = "select exists (select from gen_durable.executions where instance_id = $1 and outcome = 'unknown_step')"
+    await arena.holds(returned, renamed)
     assert await arena.ask("select execution from gen_durable.gen_durable where id = $1", upgraded) == 0
     await arena.workers.start(release="fourth")
     await arena.producer.signal_surely(upgraded, "go")

@@ -285,9 +285,12 @@ class Zombie(Machine[None, None]):
                 await self.resumed.wait()
             except asyncio.CancelledError:
                 continue
-        await ctx.publish(self.lines, "zombie")
-        await asyncio.sleep(0.2)
-        self.ended.set()
+        try:
+            await ctx.publish(self.lines, "zombie")
+            await asyncio.sleep(0.2)
+        finally:
+            # Also if the heartbeat finds only now that the lease is lost, and cancels the step.
+            self.ended.set()
         return Done()
 
 
