@@ -199,8 +199,8 @@ async def test_given_state_and_step_are_of_the_version_of_the_transition(durable
     async with AsyncClient(durable_dsn) as client:
         with pytest.raises(EncodeError, match="order version 1"):
             await client.fork(id, at=1, state=[7])
-        with pytest.raises(UnknownStepError, match="wrap"):
-            await client.fork(id, at=1, step="wrap")
+        with pytest.raises(UnknownStepError, match="fold"):
+            await client.fork(id, at=1, step="fold")
         with pytest.raises(EncodeError, match="order version 2"):
             await client.fork(id, at=2, state=7)
         forks = [
