@@ -68,8 +68,12 @@ class Flushed(msgspec.Struct, frozen=True):
 
     def committed(self) -> list[CommitEntry]:
         """The entries that took effect: not stale, and not cancelled."""
+        return [entry for entry, _ in self.committed_results()]
+
+    def committed_results(self) -> list[tuple[CommitEntry, Committed]]:
+        """The entries that took effect, with their results."""
         return [
-            entry
+            (entry, result)
             for entry, result in zip(self.entries, self.report.results, strict=True)
             if isinstance(result, Committed) and result.status != "cancelled"
         ]
@@ -317,8 +321,10 @@ def signals_gained(sessions: Iterable[Session]) -> Counter[int]:
                 if isinstance(arrival, Delivery) and arrival.is_new:
                     gained[arrival.id] += 1
             if isinstance(result, Flushed):
-                for entry in result.committed():
-                    gained[entry.id] -= len(entry.consumed)
+                for entry, committed in result.committed_results():
+                    # An end that leads to an undo step consumes the awaited signals as well.
+                    awaited = entry.execution.awaited if committed.redirect is not None else ()
+                    gained[entry.id] -= len({*entry.consumed, *(row.id for row in awaited)})
     return gained
 
 

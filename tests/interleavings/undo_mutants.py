@@ -137,6 +137,26 @@ MUTANTS = [
         ],
     ),
     Mutant(
+        name="an end that leads to an undo step consumes nothing",
+        scenario=undo.stop_and_deliver(),
+        reason="signals lost or doubled",
+        changes=[
+            Change(SCHEMA, "  if cardinality(consumed) > 0 then\n", "  consumed := null;\n  if false then\n")
+        ],
+    ),
+    Mutant(
+        name="an end that leads to an undo step consumes signals by name",
+        scenario=undo.stop_and_deliver(),
+        reason="signals lost or doubled",
+        changes=[
+            Change(
+                SCHEMA,
+                "  delete from gen_durable.signals s where s.id = any (consumed) and s.dedup_key is null;",
+                "  delete from gen_durable.signals s where s.target_id = target and s.name = 'go';",
+            )
+        ],
+    ),
+    Mutant(
         name="a retried parent is undone while its child runs",
         scenario=undo.retry_and_end_of_child(),
         reason="undone before its child",

@@ -286,6 +286,8 @@ class CommitEntry(msgspec.Struct, kw_only=True, gc=False):
     weight: int | None = None
     consumed: tuple[int, ...] = ()
     """Ids of the signals that this outcome consumes."""
+    attempt: int | None = None
+    """Of the end after undo steps: the attempt at which the instance failed or was cancelled."""
     undo: str | None = None
     """The step and its undo step, as JSON, if the outcome commits a step that has one."""
     skips_undo: bool = False
@@ -315,6 +317,11 @@ class CommitEntry(msgspec.Struct, kw_only=True, gc=False):
     @property
     def lease(self) -> Lease:
         return self.execution.lease
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts the step that ends the instance has had."""
+        return (self.execution.attempt if self.attempt is None else self.attempt) + 1
 
     @property
     def size(self) -> int:

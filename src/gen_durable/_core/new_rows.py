@@ -103,7 +103,7 @@ def alert(entry: CommitEntry, sink: str) -> EventRow:
         "step": entry.step or execution.step,
         "cause": entry.cause,
         "error": entry.error,
-        "attempts": execution.attempt + 1,
+        "attempts": entry.attempts,
     }
     return EventRow(sink, ALERT, execution.subject, msgspec.json.encode(facts).decode())
 

@@ -355,10 +355,14 @@ def no_handler(execution: Execution) -> CommitEntry:
 
 
 def refused(entry: CommitEntry, error: Exception) -> CommitEntry:
-    """Replace an outcome that the database refused by a failure of its instance."""
+    """Replace an outcome that the database refused by a failure of its instance.
+
+    It still consumes the signals that the outcome names: an undo step must not receive them.
+    """
     return _stripped(
         entry,
         kind="stop",
+        consumed=entry.consumed,
         error=f"the database refused the outcome: {error}"[:2000],
         failure=failure_json(error, entry.execution.attempt, entry.execution.step),
         cause="refused",
@@ -382,12 +386,12 @@ def undone(entry: CommitEntry, end: Mapping[str, Any]) -> CommitEntry:
     if entry.kind != "done":
         return msgspec.structs.replace(entry, kind="stop", **fields)
     kind: Kind = "undone_failed" if end["status"] == "failed" else "undone_cancelled"
-    return msgspec.structs.replace(entry, kind=kind, step=end["step"], **fields)
+    return msgspec.structs.replace(entry, kind=kind, step=end["step"], attempt=end.get("attempt"), **fields)
 
 
 def released(entry: CommitEntry) -> CommitEntry:
     """Replace an outcome by a release of its execution."""
-    return _stripped(entry, kind="release", error=None, cause=None)
+    return _stripped(entry, kind="release", consumed=(), error=None, cause=None)
 
 
 def _stripped(entry: CommitEntry, **fields: Any) -> CommitEntry:
@@ -403,7 +407,6 @@ def _stripped(entry: CommitEntry, **fields: Any) -> CommitEntry:
         delay=None,
         timeout=None,
         deadline=None,
-        consumed=(),
         events=(),
         letter=None,
         switches_key=False,
@@ -494,7 +497,10 @@ def _consumed(
 
 
 def _taken_before_undo(taken: Sequence[int], machine: MachineDef) -> tuple[int, ...]:
-    """Return the signals that an end consumes by itself: an end removes the inbox, unless an undo step follows."""
+    """Return the taken signals that an end consumes by itself: an end removes the inbox, unless an undo step follows.
+
+    The commit adds the awaited ones if an undo step follows.
+    """
     return tuple(taken) if machine.undo_steps else ()
 
 

@@ -16,6 +16,7 @@ from .._core.model import (
     Committed,
     EventRow,
     Execution,
+    Kind,
     Lease,
     RecordedSignal,
     Redirect,
@@ -242,7 +243,9 @@ def _unwind(
         cause=entry.cause if status == "failed" else None,
         state=entry.state if entry.kind == "done" else entry.payload if entry.kind == "stop" else None,
         version=entry.version,
-        consumed=[*entry.consumed, *(row.id for row in execution.awaited if status == "done")],
+        # As a Next does: the signals that woke this step must not wake the undo step. The database drops
+        # them if a cancel discards the outcome.
+        consumed=sorted({*entry.consumed, *(row.id for row in execution.awaited)}),
         worker=recorder.worker,
         record=recorder.level,
         finishes_later=_finishes_later(entry, recorder),
@@ -423,9 +426,7 @@ def _insert_dead_letters(entries: Sequence[CommitEntry], groups: Rows) -> Plan[s
     queues: set[str] = set()
     if letters := [entry.letter for entry in failed if entry.letter is not None]:
         queues |= yield from insert_dead_letters(letters)
-    if unknown := {
-        entry.id: min(entry.execution.attempt, _MAX_INT - 1) + 1 for entry in failed if entry.leaves_letter
-    }:
+    if unknown := {entry.id: min(entry.attempts, _MAX_INT) for entry in failed if entry.leaves_letter}:
         queues |= yield from dead_letter_failed(unknown)
     return queues
 
@@ -569,6 +570,7 @@ def _finishes_later(entry: CommitEntry, recorder: Recorder) -> bool:
 
 def _rare(entry: CommitEntry) -> tuple[Any, ...]:
     return (
+        entry.attempt,
         None if entry.awaits is None else text_array(entry.awaits),
         entry.timeout,
         len(entry.children) if entry.kind == "schedule_children" else None,
@@ -585,7 +587,7 @@ def _resolved(profile: tuple[Any, ...]) -> tuple[Any, ...]:
     expires, rare, version_before = more
     transition = TRANSITIONS[kind]
     status = transition.status
-    awaits, timeout, children, *more = rare or (None,) * 7
+    ended_attempt, awaits, timeout, children, *more = rare or (None,) * 8
     if children == 0:
         status = "runnable"
     return (
@@ -594,7 +596,7 @@ def _resolved(profile: tuple[Any, ...]) -> tuple[Any, ...]:
         int(transition.advances),
         transition.repeats,
         transition.keeps_crashes,
-        0 if transition.moves else min(attempt, _MAX_INT - 1) + 1 if kind == "retry" else None,
+        _next_attempt(kind, attempt, ended_attempt),
         step if transition.moves else None,
         error,
         delay or _NO_DELAY if status == "runnable" and kind != "release" else None,
@@ -612,6 +614,13 @@ def _resolved(profile: tuple[Any, ...]) -> tuple[Any, ...]:
         expires or status in ("failed", "cancelled") or None,
         version_before,
     )
+
+
+def _next_attempt(kind: Kind, attempt: int, ended_attempt: int | None) -> int | None:
+    """The attempt after the outcome; `None`: unchanged."""
+    if kind == "retry":
+        return min(attempt, _MAX_INT - 1) + 1
+    return (ended_attempt or 0) if TRANSITIONS[kind].moves else None
 
 
 def _states_before(entries: Sequence[CommitEntry], histories: frozenset[str]) -> list[str | None] | None:

@@ -17,6 +17,7 @@ from gen_durable import (
     Next,
     Outcome,
     ScheduleChildren,
+    Signal,
     Spec,
     Stop,
     step,
@@ -130,3 +131,47 @@ class Polite(Machine[Order, str]):
     @step
     async def clean(self, ctx: Context[Order]) -> Outcome[str]:
         return Done("clean")
+
+
+class Asking(Machine[Order, str]):
+    """Its undo step awaits the same signal as the step that fails."""
+
+    ok = Signal("ok", str)
+
+    @step(undo="refund")
+    async def charge(self, ctx: Context[Order]) -> Outcome[str]:
+        return Await(self.ok, then=self.ship)
+
+    @step
+    async def ship(self, ctx: Context[Order]) -> Outcome[str]:
+        match ctx.state.ending:
+            case "stop":
+                return Stop("declined")
+            case "raise" | "handle":
+                raise RuntimeError("declined")
+            case "discard":
+                raise Discard("declined")
+            case "cancel":
+                raise Cancel("declined")
+            case "unstorable":
+                return Done("\0")
+            case "refused":
+                return Next(self.shipped, Order("refused next"))
+            case _:
+                return Done("shipped")
+
+    @step
+    async def shipped(self, ctx: Context[Order]) -> Outcome[str]:
+        return Done("shipped")
+
+    @step
+    async def refund(self, ctx: Context[Order]) -> Outcome[str]:
+        return Await(self.ok, then=self.refunded)
+
+    @step
+    async def refunded(self, ctx: Context[Order]) -> Outcome[str]:
+        ctx.state.log = [message.payload for message in ctx.awaited]
+        return Done("refunded")
+
+    def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[str]:
+        return Stop("declined") if ctx.state.ending == "handle" else super().handle(error, ctx)

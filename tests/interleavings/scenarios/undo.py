@@ -18,11 +18,12 @@ from tests.interleavings.actions import (
     plain_delete,
     reap,
     retry,
+    send,
 )
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import Work, commit, flush, transaction
-from tests.interleavings.world import FUTURE, PAST, TERMINAL, Row, instance, leased, outcome
+from tests.interleavings.world import FUTURE, PAST, TERMINAL, Row, instance, leased, outcome, signal
 
 UNDO = '[["a", "undo_a"], ["b", "undo_b"]]'
 _COMPENSATION = '{"end": {"status": "failed", "error": "no", "step": "s", "at": "2026-01-01T00:00:00+00:00"}}'
@@ -293,6 +294,30 @@ def retry_and_end_of_child() -> Scenario:
     )
 
 
+def stop_and_deliver() -> Scenario:
+    """A Stop consumes the signal that woke its step, and no later one of the same name: that one is for the undo step."""
+
+    def check(end: End) -> None:
+        _check_begun(end, "failed")
+        unread = [row["id"] for row in end.after.unread(1)]
+        require(1 not in unread, "the undo step receives the signal that woke the failed step")
+        require(len(unread) == 1, "a signal that the step had not received is gone")
+        require([row["id"] for row in end.after.records(1)[-1]["signals"]] == [1], "another record")
+
+    return Scenario(
+        name="commit(stop) of a woken step × deliver, with undo",
+        setup=[
+            leased(1, undo_steps=UNDO, awaits=("go",), has_signals=True, lease_expires_at=FUTURE),
+            signal(1, 1, "go"),
+        ],
+        sessions={
+            "F": [flush_alone(outcome(1, "stop", error="no", was_awaiting=True, has_inbox=True))],
+            "D": [send()],
+        },
+        check=check,
+    )
+
+
 def edit_and_end(how: Literal["cancel", "stop"]) -> Scenario:
     """The undo begins with the state of an edit or without it, and at its own step."""
 
@@ -351,6 +376,7 @@ SCENARIOS = [
     cancel_and_gate(waits=False),
     cancel_and_gate(waits=True),
     retry_and_end_of_child(),
+    stop_and_deliver(),
     edit_and_end("cancel"),
     edit_and_end("stop"),
 ]

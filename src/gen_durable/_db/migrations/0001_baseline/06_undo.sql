@@ -2,7 +2,7 @@
 --
 --   undo_steps     the committed transitions that have an undo step, in their order: [["reserve", "release"], ...]
 --   compensation   null, or
---     end          the end that the compensation postpones: status, error, failure, cause, step, reason, actor, at
+--     end          the end that the compensation postpones: status, error, failure, cause, step, attempt, reason, actor, at
 --     undone       the steps that are undone, in the order in which they were undone
 --     to           with a requested cancel: the on_cancel step of the step that executes
 --     final        the next end is final: undo was skipped, has failed, or is complete
@@ -51,6 +51,8 @@ return coalesce(ending -> 'failure', jsonb_build_object(
 --   redirect undo: to its first undo step; undone: to the next one; on_cancel
 -- A parent with live children waits for them before its undo step runs (fix_barriers).
 -- The transition is counted by step_seq, so that the undo step has an idempotency key of its own.
+-- consumed: the signals that the execution has received and that its outcome consumes. A cancel discards the outcome, and consumes
+-- none.
 -- Guard: the caller has locked the row, and has checked lease token and step_seq if an execution ends.
 create function gen_durable.unwind(
   target bigint, ends_as gen_durable.durable_status, skips_undo boolean, reason text, failure jsonb, cause text, new_state text,
@@ -114,7 +116,7 @@ begin
     next_step := steps -> -1 ->> 1;
     plan := jsonb_build_object('end', jsonb_strip_nulls(jsonb_build_object(
       'status', case when is_cancel then 'cancelled' else ends_as::text end, 'error', reason, 'failure', failure, 'cause', cause,
-      'step', old.step, 'reason', old.cancel_reason, 'actor', old.cancelled_by, 'at', statement_timestamp())));
+      'step', old.step, 'attempt', old.attempt, 'reason', old.cancel_reason, 'actor', old.cancelled_by, 'at', statement_timestamp())));
   end if;
   update gen_durable.gen_durable g
      set status = case when g.spawn_round is null then 'runnable'::gen_durable.durable_status else 'awaiting_children' end,
