@@ -793,7 +793,7 @@ class AsyncClient:
             at: the number of the transition, as in `history`; 0 is the insert. A transition before the last one needs
                 `history="all"`, or `state=`. Default: the last one, with the current state.
             state: replaces the state of that transition, in the version of that state; of the origin if it was not
-                kept.
+                kept. If the machine is known, keys that it computes from the state are computed from this one.
             step: the step to start at, instead of the one that followed; of the same version.
             correlation_key: the correlation key of the new instance.
             unique_key: the unique key of the new instance.
@@ -809,7 +809,8 @@ class AsyncClient:
         Raises:
             NoTargetError: there is no such instance.
             UsageError: the state or the step of that transition is unknown, it waited for children, it is part of an
-                undo, or a key is taken.
+                undo, a key is taken, or a function of the machine that computes a key raises.
+            LimitError: the computed rate limit does not exist.
         """
         plan = _verbs.fork(
             target,

@@ -44,7 +44,6 @@ __all__ = [
     "UntilOne",
     "checked_defaults",
     "checked_weight",
-    "computed_key",
     "insert_values",
     "key_text",
     "target_value",
@@ -190,16 +189,6 @@ def checked_defaults(
         )
     except UsageError as error:
         raise OptionError(f"{where}: {error.problem}", error.advice) from None
-
-
-def computed_key(function: Callable[[Any], Any], state: object, what: str, machine: str) -> str | None:
-    """Call the function that a machine or job has as a default key."""
-    try:
-        key = function(state)
-    except Exception as error:
-        error.add_note(f"Raised by {what}= of '{machine}', which computes it from the state of an insert.")
-        raise
-    return None if key is None else key_text(key, f"{what} of '{machine}'")
 
 
 def _static(default: str | Callable[[Any], Any] | None) -> str | None:

@@ -27,6 +27,7 @@ from gen_durable import (
     Stop,
     UsageError,
     step,
+    upgrade,
 )
 from gen_durable.errors import UnknownStepError
 from gen_durable.testing import AsyncHarness, DrainCounts, Harness
@@ -281,3 +282,69 @@ def test_blocking_client_edits(durable: Harness) -> None:
     assert durable.edit(ref, state=Cart(2), step=Shop.give_away) == Edited(ref.id, 1, Status.RUNNABLE)
     durable.drain()
     assert durable.assert_done(ref) == "gave away 2 None []"
+
+
+class CartV2(msgspec.Struct):
+    count: int
+
+
+class ShopV2(Machine[CartV2, str], name="Shop", version=2):
+    """Renames the field of the state, and a step."""
+
+    paid: Signal[int] = Signal("paid", int)
+
+    @upgrade(from_version=1)
+    @staticmethod
+    def count_items(state: dict[str, Any]) -> dict[str, Any]:
+        return {"count": state["items"]}
+
+    @step
+    async def open(self, ctx: Context[CartV2]) -> Outcome[str]:
+        return Await(self.paid, then=self.send)
+
+    @step(was="ship")
+    async def send(self, ctx: Context[CartV2]) -> Outcome[str]:
+        return Done(f"sent {ctx.state.count}")
+
+
+@pytest.mark.clause("EDT-2")
+@pytest.mark.parametrize("is_registered", [False, True])
+async def test_state_for_an_older_version_is_checked_by_upgrading_it(
+    async_durable: AsyncHarness, is_registered: bool
+) -> None:
+    """Also if no worker has registered the older version."""
+    if is_registered:
+        async_durable.use(Shop)
+    async_durable.use(ShopV2)
+    ref = async_durable.load(ShopV2, version=1, step="ship", state={"items": 1}, awaits=["paid"])
+    for state, problem in (
+        (CartV2(5), "the upgrade raised KeyError: 'items'"),
+        ({"count": 5}, "the upgrade raised KeyError: 'items'"),
+        ({"items": "many"}, "Expected `int`, got `str`"),
+    ):
+        with pytest.raises(EncodeError) as caught:
+            await async_durable.edit(ref, state=state, machine=ShopV2)
+        assert str(caught.value).startswith(
+            f"the new state cannot be stored as Shop version 1: instance {ref.target} has version 1, so give the state as "
+            "version 1 stores it; upgraded to version 2, the new state does not match: "
+        )
+        assert problem in str(caught.value)
+    with pytest.raises(UnknownStepError, match="has no step 'sned'; did you mean 'send'"):
+        await async_durable.edit(ref, step="sned", machine=ShopV2)
+    edited = await async_durable.edit(ref, state={"items": 5}, step="ship", machine=ShopV2, wake=True)
+    assert edited == Edited(int(ref.target), 2, Status.RUNNABLE)
+    await async_durable.drain()
+    assert async_durable.assert_done(ref) is not None
+
+
+@pytest.mark.clause("RTY-2")
+async def test_retry_of_an_older_version_checks_state_and_step(async_durable: AsyncHarness) -> None:
+    async_durable.use(ShopV2)
+    ref = async_durable.load(ShopV2, version=1, step="ship", state={"items": 1}, awaits=["paid"])
+    await async_durable.cancel(ref)
+    with pytest.raises(EncodeError, match="has version 1, so give the state as version 1 stores it"):
+        await async_durable.retry(ref, state=CartV2(5))
+    with pytest.raises(UnknownStepError, match="has no step 'sned'"):
+        await async_durable.retry(ref, step="sned")
+    assert await async_durable.retry(ref, state={"items": 7}, step="ship") == Retried(int(ref.target))
+    await async_durable.drain()

@@ -12,10 +12,12 @@ from gen_durable import (
     Context,
     Done,
     Forked,
+    LimitError,
     Machine,
     Next,
     NoTargetError,
     Outcome,
+    RateLimit,
     ScheduleChildren,
     Signal,
     Spec,
@@ -285,3 +287,65 @@ def test_fork_without_history_repeats_the_await(durable: Harness) -> None:
     given = durable.fork(ref, at=1, state={}, step=Brief.book)
     durable.drain()
     assert durable.assert_done(given.id) == [None, False]
+
+
+class Tenant(
+    Machine[State, None],
+    concurrency_key=lambda state: ("tenant", state["tenant"]) if state["tenant"] else None,
+    rate_limit=lambda state: ("crm", state["tenant"]),
+):
+    @step
+    async def first(self, ctx: Context[State]) -> Outcome[None]:
+        return Next(self.second)
+
+    @step
+    async def second(self, ctx: Context[State]) -> Outcome[None]:
+        return Done()
+
+
+@pytest.mark.clause("FRK-4")
+async def test_fork_with_another_state_computes_its_keys_from_it(
+    async_durable: AsyncHarness, db: Any
+) -> None:
+    await async_durable.set_limit(RateLimit("crm", 100, per=timedelta(hours=1)))
+    ref = await async_durable.insert(Tenant, {"tenant": 1})
+    forks = [
+        await async_durable.fork(ref, state={"tenant": 2}),
+        await async_durable.fork(ref.id, state={"tenant": 0}, machine=Tenant),
+        await async_durable.fork(ref, step=Tenant.second),
+        await async_durable.fork(ref.id, state={"tenant": 3}),
+    ]
+    rows = [await row_of(db, forked.id) for forked in forks]
+    assert [(row["concurrency_key"], row["rate_limit"]) for row in rows] == [
+        ("tenant:2", "crm:2"),
+        (None, "crm:0"),
+        ("tenant:1", "crm:1"),
+        ("tenant:1", "crm:1"),  # the machine of an id is not known
+    ]
+    with pytest.raises(UsageError, match="concurrency_key= of machine 'Tenant' raised KeyError: 'tenant'"):
+        await async_durable.fork(ref, state={})
+
+
+@pytest.mark.clause("FRK-4")
+async def test_fork_after_a_step_computes_its_concurrency_key_only(
+    async_durable: AsyncHarness, db: Any
+) -> None:
+    await async_durable.set_limit(RateLimit("crm", 100, per=timedelta(hours=1)))
+    ref = await async_durable.insert(Tenant, {"tenant": 1})
+    await async_durable.drain()
+    later = await row_of(db, (await async_durable.fork(ref, at=1, state={"tenant": 2})).id)
+    assert (later["step"], later["concurrency_key"], later["rate_limit"]) == ("second", "tenant:2", None)
+    again = await row_of(db, (await async_durable.fork(ref, at=0, state={"tenant": 2}, step="first")).id)
+    assert (again["step"], again["concurrency_key"], again["rate_limit"]) == ("first", "tenant:2", "crm:2")
+
+
+@pytest.mark.clause("FRK-4")
+async def test_fork_whose_computed_rate_limit_does_not_exist_is_refused(async_durable: AsyncHarness) -> None:
+    class Metered(Machine[str, None], rate_limit=lambda state: state or None):
+        @step
+        async def run(self, ctx: Context[str]) -> Outcome[None]:
+            return Done()
+
+    ref = await async_durable.insert(Metered, "")
+    with pytest.raises(LimitError, match="there is no rate limit 'missing'"):
+        await async_durable.fork(ref, state="missing")

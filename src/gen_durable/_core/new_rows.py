@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,14 +12,29 @@ from ..definition import NO_DEFAULTS, MachineDef, definition_of
 from ..errors import UsageError
 from ..events import MAX_EVENTS, Event
 from ..instance import Status
-from ..refs import AnySpec, computed_key
+from ..outcome import reason_text
+from ..refs import AnySpec, key_text
 from .codec import convert, encode
 from .model import CommitEntry, DeadLetter, EventRow, Execution, NewInstance
 
-__all__ = ["ALERT", "alert", "dead_letter", "event_rows", "new_instance"]
+__all__ = ["ALERT", "alert", "computed_key", "dead_letter", "event_rows", "new_instance"]
 
 ALERT: Final = "gen_durable.instance.failed"
 """The event type of alerts about failed instances."""
+
+
+def computed_key(function: Callable[[Any], Any], state: object, what: str, machine: str) -> str | None:
+    """Call the function that a machine or job has as a default key.
+
+    Raises:
+        UsageError: the function raises, or returns no key.
+    """
+    try:
+        key = function(state)
+    except Exception as error:
+        problem = f"{what}= of machine '{machine}' raised {reason_text(error)} for the given state"
+        raise UsageError(problem, f"correct the function or the state, or pass {what}=") from error
+    return None if key is None else key_text(key, f"{what} of '{machine}'")
 
 
 def new_instance(spec: AnySpec, max_payload: int) -> NewInstance:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from ..errors import UsageError
+import msgspec
+
+from ..errors import LimitError, UsageError
 from . import search, statement_retry
 from .failures import StatementError
 from .plan import Call, Plan, Row, Rows, statements
-from .sqlstates import KEY_TAKEN
+from .sqlstates import KEY_TAKEN, LIMIT_REFUSED
 
 __all__ = [
     "cancel",
@@ -133,21 +135,35 @@ def fork(
     expected_version: int | None = None,
     correlation_key: str | None = None,
     unique_key: bytes | None = None,
+    computed_keys: Mapping[str, str | None] | None = None,
     reason: str | None = None,
     actor: str | None = None,
 ) -> Plan[Row | None]:
-    """Insert a new instance that starts after a transition of another one; `None` if that does not exist."""
-    rows = yield _SQL["fork"](
-        id=id,
-        at=at,
-        state=state,
-        step=step,
-        expected_version=expected_version,
-        correlation_key=correlation_key,
-        unique_key=unique_key,
-        reason=reason,
-        actor=actor,
-    )
+    """Insert a new instance that starts after a transition of another one; `None` if that does not exist.
+
+    `computed_keys` may have `concurrency_key` and `rate_limit`; others are those of the origin.
+
+    Raises:
+        LimitError: the computed rate limit does not exist, or the weight exceeds its burst.
+    """
+    try:
+        rows = yield _SQL["fork"](
+            id=id,
+            at=at,
+            state=state,
+            step=step,
+            expected_version=expected_version,
+            correlation_key=correlation_key,
+            unique_key=unique_key,
+            computed_keys=msgspec.json.encode(computed_keys).decode() if computed_keys else None,
+            reason=reason,
+            actor=actor,
+        )
+    except StatementError as error:
+        if error.sqlstate != LIMIT_REFUSED:
+            raise
+        facts = error.facts()
+        raise LimitError(facts["name"], facts["weight"], facts["burst"]) from error
     return rows[0] if rows else None
 
 

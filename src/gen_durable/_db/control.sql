@@ -36,7 +36,7 @@ select id, refusal, status, step_seq, queue
 -- Insert a new instance that starts after a transition of another one; problem says why nothing was inserted.
 select id, problem, queue, status, step_seq
   from gen_durable.fork_row(:id::bigint, :at::bigint, :state::text, :step::text, :expected_version::int, :correlation_key::text,
-                            :unique_key::bytea, :reason::text, :actor::text)
+                            :unique_key::bytea, :reason::text, :actor::text, :computed_keys::text::jsonb)
 
 -- name: live_children
 -- The children of these instances that have not ended: the next level of a cascading cancel.

@@ -66,29 +66,25 @@ def read(row: Mapping[str, Any], definition: MachineDef | None) -> Instance[Any,
     Raises:
         UsageError: the instance belongs to another machine.
     """
-    machine = _same_machine(row, definition)
-    return instance_of(row, machine if machine is not None and machine.can_read(row["fsm_version"]) else None)
+    return instance_of(row, of_machine(row, definition))
 
 
 def of_machine(row: Mapping[str, Any], definition: MachineDef | None) -> MachineDef | None:
-    """Return the definition if it is that of the instance; `None` if it is of another version.
+    """Return the definition if it has or upgrades the version of the instance; `None` otherwise.
 
-    Another version may have another state type, so its state is plain JSON.
+    A version that it does not upgrade may have another state type, so its state is plain JSON.
 
     Raises:
         UsageError: the instance belongs to another machine.
     """
-    machine = _same_machine(row, definition)
-    return machine if machine is not None and machine.version == row["fsm_version"] else None
-
-
-def _same_machine(row: Mapping[str, Any], definition: MachineDef | None) -> MachineDef | None:
-    if definition is not None and row["fsm"] != definition.name:
+    if definition is None:
+        return None
+    if row["fsm"] != definition.name:
         raise UsageError(
             f"instance {row['id']} is a {row['fsm']}, not a {definition.name}",
             "use the machine that it belongs to",
         )
-    return definition
+    return definition if definition.can_read(row["fsm_version"]) else None
 
 
 def checked_reason(reason: str | None) -> str | None:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from .._checks import checked_int
 from .._core import schemas
 from .._core.codec import convert, encode
+from .._core.hydration import stored_state
 from .._db import control, machines
 from .._db.plan import Plan
 from .._typing import KEEP
 from ..config import Settings
 from ..definition import MachineDef, StepRef, step_name
-from ..errors import EncodeError, NoTargetError, UnknownStepError, UsageError
+from ..errors import CodecError, EncodeError, NoTargetError, UnknownStepError, UsageError
 from ..instance import Edited, EditResult, NotEdited, Status
 from ..refs import Insertable, Target
 from .common import checked_actor, checked_reason, definition_of_target, found, of_machine
 
 __all__ = ["check_by_name", "check_change", "check_schema", "edit"]
+
+_NEW_STATE: Final = "the new state"
 
 
 def edit(
@@ -78,25 +81,47 @@ def check_change(
 ) -> Plan[tuple[str | None, str | None]]:
     """Return a new state as JSON and the name of a new step, checked for the machine of an instance.
 
-    The definition decides if it has the version of the instance; otherwise what a worker has registered.
+    The definition decides if it has or upgrades the version of the instance; otherwise what a worker has registered.
+    A state of an older version has the form of that version: it is checked by upgrading it, and against the
+    registered schema of that version.
     """
     known = of_machine(row, definition)
-    what = "the new state"
-    type_ = known.state_type if known else Any
-    text = None if state is KEEP else encode(convert(state, type_, what), type_, what, settings.max_payload)
+    upgrades_row = known is not None and known.version != row["fsm_version"]
+    type_ = known.state_type if known is not None and not upgrades_row else Any
+    text = (
+        None
+        if state is KEEP
+        else encode(convert(state, type_, _NEW_STATE), type_, _NEW_STATE, settings.max_payload)
+    )
     name = None if step is None else step_name(step)
     if known is not None and name is not None:
         known_step = known.find_step(name)
         if known_step is None:
             raise UnknownStepError(known.name, name, tuple(known.steps))
-        name = known_step.name
-    if known is None and validate and (text, name) != (None, None):
-        yield from check_by_name(row["fsm"], row["fsm_version"], text, name)
+        if not upgrades_row:  # a former name fits both versions
+            name = known_step.name
+    if known is not None and upgrades_row and text is not None:
+        _check_upgrade(text, row, known)
+    if validate and (known is None or upgrades_row) and (text, name) != (None, None):
+        yield from check_by_name(row["fsm"], row["fsm_version"], text, name if known is None else None)
     return text, name
 
 
+def _check_upgrade(text: str, row: Mapping[str, Any], machine: MachineDef) -> None:
+    """Check that the machine can upgrade and decode a new state of an instance of an older version."""
+    version = row["fsm_version"]
+    try:
+        stored_state(text, version, machine, _NEW_STATE)
+    except CodecError as error:
+        problem = (
+            f"instance {row['id']} has version {version}, so give the state as version {version} stores it; "
+            f"upgraded to version {machine.version}, {_NEW_STATE} does not match: {error.problem}"
+        )
+        raise EncodeError(_NEW_STATE, f"{machine.name} version {version}", problem) from error
+
+
 def check_by_name(
-    fsm: str, version: int, state: str | None, step: str | None, what: str = "the new state"
+    fsm: str, version: int, state: str | None, step: str | None, what: str = _NEW_STATE
 ) -> Plan[None]:
     """Check a state, as JSON text, and a step against what a worker has registered about a machine.
 

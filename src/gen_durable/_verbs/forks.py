@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from .._checks import checked_int
+from .._core.hydration import stored_state
+from .._core.new_rows import computed_key
 from .._db import control, history
 from .._db.plan import Plan, Row
 from .._typing import KEEP
 from ..config import Settings
-from ..definition import StepRef
+from ..definition import MachineDef, StepRef
 from ..errors import NoTargetError, UsageError
 from ..instance import Forked, Status
 from ..refs import Insertable, Key, Target, key_text
-from .common import checked_actor, checked_reason, definition_of_target, found
+from .common import checked_actor, checked_reason, definition_of_target, found, of_machine
 from .edits import check_change
 
 __all__ = ["fork"]
@@ -62,6 +64,7 @@ def fork(
         version = yield from _version(row, at)
         row = {**row, "fsm_version": version}
     text, name = yield from check_change(row, definition, state, step, settings, validate=validate)
+    first = (row["step_seq"] if at is None else at) == 0
     answer = yield from control.fork(
         row["id"],
         at,
@@ -70,6 +73,7 @@ def fork(
         expected_version=version,
         correlation_key=None if correlation_key is None else key_text(correlation_key, "correlation_key"),
         unique_key=None if unique_key is None else key_text(unique_key, "unique_key").encode(),
+        computed_keys=_computed_keys(row, definition, text, first=first),
         reason=why,
         actor=who,
     )
@@ -81,6 +85,27 @@ def fork(
         raise UsageError(f"cannot fork instance {row['id']}{place}: {problem}", advice)
     status = Status(answer["status"])
     return Forked(answer["id"], row["id"], answer["step_seq"], status), {answer["queue"]}
+
+
+def _computed_keys(
+    row: Mapping[str, Any], definition: MachineDef | None, state: str | None, *, first: bool
+) -> dict[str, str | None]:
+    """The keys that the machine computes from a new state, as for an insert; none if the state is the stored one.
+
+    The default rate limit is that of the first step, so it is computed only for a fork at the insert.
+    """
+    machine = of_machine(row, definition)
+    if machine is None or state is None:
+        return {}
+    functions: dict[str, Any] = {
+        name: getattr(machine.defaults, name)
+        for name in machine.defaults.computed
+        if first or name != "rate_limit"
+    }
+    if not functions:
+        return {}
+    value = stored_state(state, row["fsm_version"], machine, "the new state")
+    return {name: computed_key(function, value, name, machine.name) for name, function in functions.items()}
 
 
 def _version(row: Row, at: int | None) -> Plan[int]:

@@ -424,11 +424,12 @@ end $$;
 --   at                 the transition; null: as the origin is now. An earlier one needs the state that its record keeps. The fork has
 --                      the version of that state, also with new_state, or that of the origin if the state was not kept.
 --   expected_version   insert nothing if the fork would have another version; null: any
+--   computed_keys      concurrency_key and rate_limit that replace those of the origin, if they are given; they may be null
 --   problem            null if it was inserted; else collected, children, unknown, undone, not_kept, no_step, upgraded or key_taken
 -- Locks: the origin FOR KEY SHARE, so that the collector does not delete it and its records; commits do not wait for that.
 create function gen_durable.fork_row(
   target bigint, at bigint, new_state text, new_step text, expected_version int, new_correlation_key text, new_unique_key bytea,
-  reason text, actor text)
+  reason text, actor text, computed_keys jsonb default null)
 returns table (id bigint, problem text, queue text, status text, step_seq bigint)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
@@ -514,6 +515,10 @@ begin
   end if;
   problem := coalesce(problem, case when version <> expected_version then 'upgraded' end);
   if problem is null then
+    computed_keys := jsonb_build_object('concurrency_key', origin.concurrency_key, 'rate_limit', origin.rate_limit)
+                     || coalesce(computed_keys, '{}');
+    perform gen_durable.check_limits(array[computed_keys ->> 'rate_limit'], array[origin.weight], true)
+      where computed_keys ->> 'rate_limit' is distinct from origin.rate_limit;
     status := case when awaits is null or timed_out then 'runnable' else 'awaiting_signal' end;
     begin
       insert into gen_durable.gen_durable as g
@@ -522,7 +527,8 @@ begin
               forked_from, forked_seq)
       values (origin.fsm, version, step, case when status = 'runnable' then '' else step end,
               fork_row.status::gen_durable.durable_status, state, awaits, deadline, timed_out, origin.queue, origin.priority,
-              origin.max_attempts, origin.concurrency_key, origin.rate_limit, origin.weight, origin.traceparent,
+              origin.max_attempts, computed_keys ->> 'concurrency_key', computed_keys ->> 'rate_limit',
+              case when computed_keys ->> 'rate_limit' is not null then origin.weight end, origin.traceparent,
               new_correlation_key, case when new_correlation_key is not null then live end,
               new_unique_key, case when new_unique_key is not null then live end, target, fork_row.step_seq)
       returning g.id into id;

@@ -42,7 +42,7 @@ drop function gen_durable.cancel(bigint, text, text, boolean, boolean);
 drop function gen_durable.resolve(bigint, text);
 drop function gen_durable.job_status(text);
 drop function gen_durable.job_status(bigint);
-drop function gen_durable.fork_row(bigint, bigint, text, text, int, text, bytea, text, text);
+drop function gen_durable.fork_row(bigint, bigint, text, text, int, text, bytea, text, text, jsonb);
 drop function gen_durable.edit_row(bigint, text, text, bigint, int, boolean, text, text);
 drop function gen_durable.retry_rows(bigint[], text, text, text, text);
 drop function gen_durable.restore_rows(bigint[], text, text);
