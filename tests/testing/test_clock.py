@@ -101,6 +101,28 @@ def test_advance_ages_all_stored_times(durable: Harness, conn: Any) -> None:
         assert {age // timedelta(minutes=1) for age in row if age is not None} == {25 * 60 + 1}
 
 
+def test_fork_after_advance_waits_as_long_as_its_origin(durable: Harness) -> None:
+    class Waiting(Machine[None, str], history="all"):
+        @step
+        async def first(self, ctx: Context[None]) -> Outcome[str]:
+            return Await("go", then=self.second, timeout=timedelta(hours=1))
+
+        @step
+        async def second(self, ctx: Context[None]) -> Outcome[str]:
+            return Done("late")
+
+    ref = durable.insert(Waiting)
+    durable.drain()
+    durable.advance(minutes=30)
+    durable.signal(ref, "go")
+    durable.drain()
+    forked = durable.get(durable.fork(ref, at=1).id)
+    assert forked is not None
+    assert forked.await_deadline is not None
+    waits = forked.await_deadline - forked.inserted_at
+    assert timedelta(minutes=59) < waits < timedelta(minutes=61)
+
+
 def test_advance_expires_leases(durable: Harness, conn: Any) -> None:
     """A row leased by a killed worker."""
     parcel = durable.insert(Parcel, 1)

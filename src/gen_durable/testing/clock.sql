@@ -23,7 +23,7 @@ update gen_durable.signals set inserted_at = inserted_at - :by::interval
 -- Advance the clock of the execution records.
 update gen_durable.executions
    set leased_at = leased_at - :by::interval, started_at = started_at - :by::interval, finished_at = finished_at - :by::interval,
-       lease_expires_at = lease_expires_at - :by::interval
+       lease_expires_at = lease_expires_at - :by::interval, await_deadline = await_deadline - :by::interval
 
 -- name: due_queues
 -- The queues with due rows of these machines.
