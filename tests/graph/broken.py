@@ -185,6 +185,17 @@ class M(Machine[int, None]):
 """,
         [("loop.busy", "first")],
     ),
+    "busy loop with delays and timeouts of zero": (
+        """
+class M(Machine[int, None]):
+    @step
+    async def first(self, ctx): return Next(self.second, delay=timedelta(0))
+    @step
+    async def second(self, ctx):
+        return Await(then=self.first, timeout=timedelta()) if ctx.state else Retry(timedelta(seconds=0))
+""",
+        [("loop.busy", "first")],
+    ),
     "busy loop of an undo step": (
         """
 class M(Machine[int, None]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -218,3 +219,51 @@ class Undone(Machine[Order, int]):
     @step
     async def recall(self, ctx: Context[Order]) -> Outcome[int]:
         return Done(0)
+
+
+class Reversible(Machine[Order, int]):
+    """`close` is a step and undoes one."""
+
+    @step(undo="close")
+    async def open(self, ctx: Context[Order]) -> Outcome[int]:
+        return Next(self.close)
+
+    @step(undo="reopen")
+    async def close(self, ctx: Context[Order]) -> Outcome[int]:
+        return Done(1)
+
+    @step
+    async def reopen(self, ctx: Context[Order]) -> Outcome[int]:
+        return Done(1)
+
+
+class Delegating(Machine[Order, int]):
+    """The machines of the first children are not in the code."""
+
+    @step
+    async def first(self, ctx: Context[Order]) -> Outcome[int]:
+        return ScheduleChildren([Spec(each, ctx.state) for each in plugins()], then=self.second)
+
+    @step
+    async def second(self, ctx: Context[Order]) -> Outcome[int]:
+        return ScheduleChildren(specs(ctx.state), then=self.third)
+
+    @step
+    async def third(self, ctx: Context[Order]) -> Outcome[int]:
+        return ScheduleChildren([Spec(each, ctx.state) for each in (Computed, Handled)], then=self.fourth)
+
+    @step
+    async def fourth(self, ctx: Context[Order]) -> Outcome[int]:
+        return ScheduleChildren([], then=self.last)
+
+    @step
+    async def last(self, ctx: Context[Order]) -> Outcome[int]:
+        return Done(1)
+
+
+def plugins() -> list[type[Machine[Order, int]]]:
+    return [Computed]
+
+
+def specs(order: Order) -> list[Spec[Order, int]]:
+    return [*map(partial(Spec, Computed), [order])]

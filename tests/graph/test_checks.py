@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gen_durable import Machine, UsageError, check
+from gen_durable import Done, Machine, Next, UsageError, check, step
 from gen_durable._core import compatibility
 from gen_durable._graph import checks
 from gen_durable.cli.root import root
@@ -118,6 +118,36 @@ def _is_program(text: str) -> bool:
 def test_computed_target_is_a_notice() -> None:
     (found,) = check(machines.Computed)
     assert (found.code, found.severity, found.facts["step"]) == ("step.unread", "notice", "first")
+
+
+@pytest.mark.clause("GRAPH-3")
+def test_source_that_is_not_available_is_a_notice() -> None:
+    source = """
+class Made(Machine[int, None]):
+    @step
+    async def first(self, ctx): return Next(self.second)
+    @step(to=["first"])
+    async def second(self, ctx): return Next(self.first)
+    @step
+    async def third(self, ctx): return Done(None)
+"""
+    names: dict[str, Any] = {"Machine": Machine, "step": step, "Next": Next, "Done": Done, "__name__": "made"}
+    exec(source, names)
+    (found,) = check(names["Made"])
+    assert (found.code, found.severity, found.facts["step"]) == ("step.unread", "notice", "first")
+    assert found.what == (
+        "the source of Made.first, Made.third is not available, so the targets of 'first', 'third' of machine 'Made' "
+        "cannot be read"
+    )
+
+
+@pytest.mark.clause("GRAPH-3")
+def test_children_of_an_unknown_machine_are_a_notice() -> None:
+    found = check(machines.Delegating)
+    assert [(each.code, each.severity, each.facts["step"]) for each in found] == [
+        ("children.unread", "notice", "first"),
+        ("children.unread", "notice", "second"),
+    ]
 
 
 def test_correct_machines_and_jobs_have_no_findings() -> None:

@@ -142,6 +142,19 @@ def test_undo_failure_and_cancel_steps_are_edges() -> None:
     assert check(machines.Undone) == []
 
 
+@pytest.mark.clause("GRAPH-2")
+def test_step_that_is_also_an_undo_step_may_end_the_instance() -> None:
+    found = graph(machines.Reversible)
+    assert edges(found, "close") == [("done", "(done)"), ("undo", "reopen")]
+    assert edges(found, "reopen") == []
+
+
+@pytest.mark.clause("GRAPH-2")
+def test_children_of_a_comprehension_are_named() -> None:
+    found = graph(machines.Delegating)
+    assert only(found, "third", "children").children == ("Computed", "Handled")
+
+
 def test_computed_target_is_reported_as_unread() -> None:
     found = graph(machines.Computed)
     assert found.unread == ("first",)

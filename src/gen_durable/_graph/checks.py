@@ -28,6 +28,7 @@ CODES: Final = (
     "state.unstorable",
     "definition.invalid",
     "step.unread",
+    "children.unread",
 )
 """The codes of all findings about machines."""
 
@@ -45,7 +46,7 @@ def check(*machines: Insertable[Any, Any]) -> list[Finding]:
         machines: machine classes, objects of them, or jobs.
 
     Returns:
-        The findings, by machine. A target that cannot be read from the code is a notice.
+        The findings, by machine. A target, or a machine of children, that cannot be read from the code is a notice.
 
     Raises:
         UsageError: no machine is given.

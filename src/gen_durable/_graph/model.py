@@ -79,7 +79,10 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def waits(self) -> bool:
         """Whether time passes or something else has to happen before the target runs."""
-        return self.kind in ("await", "children") or self.is_delayed
+        if self.kind == "await":
+            return self.timeout is None or self.timeout > timedelta(0)
+        is_later = self.delay is None or self.delay > timedelta(0)
+        return self.kind == "children" or (self.is_delayed and is_later)
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -186,7 +186,7 @@ def _add_end(boxes: dict[str, Box], links: dict[Link, None], edge: Edge, *, is_b
 
 def _tab_index(box: Box, edge: Edge) -> int | None:
     """Return the tab of the target for an edge that waits, and add it if it is new."""
-    if edge.kind == "retry" or not edge.waits:
+    if edge.kind == "retry" or not (edge.waits or edge.kind == "await"):
         return None
     tab = _tab(edge)
     if tab not in box.tabs:

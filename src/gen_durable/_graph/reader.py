@@ -52,7 +52,8 @@ class Reading(msgspec.Struct, frozen=True):
     raising: frozenset[str]
     """Steps with a `raise` statement: an exception may end the instance."""
     undoing: frozenset[str] = frozenset()
-    """Undo steps that return Done. The graph has no edge for it: the engine continues the undo."""
+    """Undo steps that return Done. The graph has an edge for it only if another path leads to the step as well:
+    otherwise the engine continues the undo."""
 
 
 def read(machine: Insertable[Any, Any]) -> Reading:
@@ -107,7 +108,10 @@ class _Reader:
         self._undoing: set[str] = set()
         self._source = ""
         self._visited: set[tuple[FunctionType, bool]] = set()
+        self._without_source: dict[str, FunctionType] = {}
         self._children: dict[str, None] = {}
+        self._unread_children: tuple[Scope, ast.Call] | None = None
+        self._opaque_specs: tuple[Scope, ast.Call] | None = None
         self._calls_default_handle = False
 
     def read(self) -> Reading:
@@ -122,6 +126,8 @@ class _Reader:
             self._calls_default_handle = True
         for step in self._definition.steps.values():
             self._add_options(step)
+        self._find_without_source()
+        self._drop_ends_of_undo()
         graph = Graph(
             machine=self._definition.name,
             version=self._definition.version,
@@ -161,6 +167,7 @@ class _Reader:
         self._source = source
         self._visited = set()
         self._children = {}
+        self._unread_children = self._opaque_specs = None
         found = inspect.unwrap(function)
         if isinstance(found, FunctionType):
             self._visit(found, is_returned=True)
@@ -169,6 +176,21 @@ class _Reader:
         for key in keys:
             if len(keys) == 1 or not self._edges[key].children:
                 self._edges[key] = msgspec.structs.replace(self._edges[key], children=tuple(self._children))
+        if keys:
+            self._find_unread_children()
+
+    def _find_unread_children(self) -> None:
+        # Opaque specs are made where the reader does not follow.
+        place = self._unread_children or (None if self._children else self._opaque_specs)
+        if place is not None:
+            self._find(
+                "children.unread",
+                f"the machines of the children of {self._name()} of machine '{self._definition.name}' cannot all be "
+                "read from the code",
+                "name the machine in each Spec(Machine, …)",
+                *place,
+                severity="notice",
+            )
 
     def _visit(self, function: FunctionType, *, is_returned: bool) -> None:
         if (function, is_returned) in self._visited:
@@ -202,6 +224,7 @@ class _Reader:
     def _guess(self, function: FunctionType) -> None:
         """Without a source, as in a frozen application: every step that the code mentions may follow."""
         self._unread[self._source] = None
+        self._without_source.setdefault(self._source, function)
         for name in function.__code__.co_names:
             if name in self._definition.steps:
                 self._add(Edge(source=self._source, target=name, kind="possible"))
@@ -217,7 +240,10 @@ class _Reader:
         elif outcome in _TRANSITIONS:
             self._read_transition(scope, call, outcome)
         elif callee is Spec:
-            self._children.update(dict.fromkeys(_child_names(scope, [call])))
+            names = [*_child_names(scope, [call])]
+            self._children.update(dict.fromkeys(filter(None, names)))
+            if None in names:
+                self._unread_children = scope, call
         elif callee is inspect.getattr_static(Machine, HANDLE):
             self._calls_default_handle = True
         elif (helper := scope.helper(call.func, is_returned=is_returned)) is not None:
@@ -242,6 +268,13 @@ class _Reader:
         expression = argument(call, "step", 0) if outcome is Next else argument(call, "then")
         if expression is None:
             return  # an error that type checkers report
+        children: list[str] = []
+        if outcome is ScheduleChildren:
+            found = [*_child_names(scope, _parts(scope, call))]
+            children = [*filter(None, found)]
+            specs = argument(call, "children", 0)
+            if not found and not (isinstance(specs, ast.List | ast.Tuple) and not specs.elts):
+                self._opaque_specs = self._opaque_specs or (scope, call)
         timeout = argument(call, "timeout") if outcome is Await else None
         delay = argument(call, "delay") if outcome is Next else None
         signals = tuple(self._signals(scope, call)) if outcome is Await else ()
@@ -262,9 +295,7 @@ class _Reader:
                     timeout=_duration(scope, timeout),
                     is_delayed=delay is not None,
                     delay=_duration(scope, delay),
-                    children=tuple(_child_names(scope, _parts(scope, call)))
-                    if outcome is ScheduleChildren
-                    else (),
+                    children=tuple(children),
                     line=call.lineno,
                 )
             )
@@ -376,10 +407,50 @@ class _Reader:
             if target is not None:
                 self._add(Edge(source=step.name, target=target, kind=kind))
 
+    def _drop_ends_of_undo(self) -> None:
+        """Drop the ends of steps that only undo: the engine continues with the next undo step, or with the end."""
+        followed: dict[str, list[str]] = {}
+        for edge in self._edges.values():
+            if edge.kind != "undo":
+                followed.setdefault(edge.source, []).append(edge.target)
+        waiting, forward = [self._definition.initial, *followed.get(HANDLE, [])], set[str]()
+        while waiting:
+            if (step := waiting.pop()) not in forward:
+                forward.add(step)
+                waiting += followed.get(step, [])
+        self._edges = {
+            key: edge
+            for key, edge in self._edges.items()
+            if edge.kind != "done" or edge.source not in self._undoing or edge.source in forward
+        }
+
+    def _find_without_source(self) -> None:
+        """Report the functions whose source is not available, once for the machine."""
+        missing = {step: function for step, function in self._without_source.items() if step in self._unread}
+        if not missing:
+            return
+        self._source, first = next(iter(missing.items()))
+        functions = ", ".join(dict.fromkeys(function.__qualname__ for function in missing.values()))
+        self._findings.append(
+            Finding(
+                code="step.unread",
+                severity="notice",
+                what=f"the source of {functions} is not available, so the targets of "
+                f"{', '.join(map(repr, missing))} of machine '{self._definition.name}' cannot be read",
+                fix="define the machine in a file, or declare the targets: @step(to=[…])",
+                facts={
+                    "machine": self._definition.name,
+                    "version": self._definition.version,
+                    "step": self._source,
+                    "file": first.__code__.co_filename,
+                    "line": first.__code__.co_firstlineno,
+                },
+            )
+        )
+
     def _add(self, edge: Edge) -> None:
         if edge.kind == "done" and edge.source in self._definition.undo_steps:
             self._undoing.add(edge.source)
-            return  # the engine continues with the next undo step, or with the end that was intended
         key = (edge.source, edge.target, edge.kind, edge.signals, edge.children, edge.is_delayed, edge.delay)
         self._edges.setdefault(key, edge)
 
@@ -533,15 +604,21 @@ def _parts(scope: Scope, call: ast.Call) -> list[ast.AST]:
     return [call, *(value for name in names for value in scope.assigned(name))]
 
 
-def _child_names(scope: Scope, parts: Iterable[ast.AST]) -> Iterator[str]:
-    """Yield the machine of each `Spec(Machine, …)`."""
-    found: dict[str, None] = {}
+def _child_names(scope: Scope, parts: Iterable[ast.AST]) -> Iterator[str | None]:
+    """Yield the machine of each `Spec(Machine, …)`, and `None` if one is not known."""
+    found: dict[str | None, None] = {}
     for part in parts:
         for node in ast.walk(part):
             if isinstance(node, ast.Call) and node.args and scope.resolve(node.func) is Spec:
-                child = scope.resolve(node.args[0])
-                cls = child if isinstance(child, type) else type(child)
-                definition = getattr(child, "__definition__", None)
-                if issubclass(cls, Definition) and isinstance(definition, MachineDef):
-                    found[definition.name] = None
+                machine = node.args[0]
+                bound = scope.assigned(machine.id) if isinstance(machine, ast.Name) else []
+                for expression in bound or [machine]:
+                    found[_child_name(scope, expression)] = None
     yield from found
+
+
+def _child_name(scope: Scope, expression: ast.expr) -> str | None:
+    child = scope.resolve(expression)
+    cls = child if isinstance(child, type) else type(child)
+    definition = getattr(child, "__definition__", None)
+    return definition.name if issubclass(cls, Definition) and isinstance(definition, MachineDef) else None

@@ -152,7 +152,12 @@ class Scope:
                     found += [value] * (bound == name)
                 case ast.NamedExpr(target=ast.Name(id=bound), value=value):
                     found += [value] * (bound == name)
-                case ast.For(target=ast.Name(id=bound), iter=ast.List(elts=items) | ast.Tuple(elts=items)):
+                case (
+                    ast.For(target=ast.Name(id=bound), iter=ast.List(elts=items) | ast.Tuple(elts=items))
+                    | ast.comprehension(
+                        target=ast.Name(id=bound), iter=ast.List(elts=items) | ast.Tuple(elts=items)
+                    )
+                ):
                     found += items if bound == name else []
                 case _:
                     pass
