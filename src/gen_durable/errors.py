@@ -538,7 +538,7 @@ class NoTargetError(GenDurableError, LookupError):
         live = "live " if is_live else ""
         gone = "retention or keep=False may have removed it"
         if isinstance(self.target, int):
-            why = "it has ended" if is_live else gone
+            why = "it has ended, or was never inserted" if is_live else gone
             return f"cannot {self.verb}: there is no {live}instance {self.target}; {why}"
         why = (
             "it has ended, or has not been inserted yet" if is_live else f"it is not inserted yet, or {gone}"

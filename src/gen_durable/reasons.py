@@ -120,10 +120,16 @@ class CompensationRuns(_Reason, frozen=True, kw_only=True, tag="compensating"):
     why: str | None = None
     pending: tuple[str, ...] = ()
     """The undo steps that are left, the next one first."""
+    continues_at: str | None = None
+    """The step that continues the first of them; `None`: that one has not run, or runs."""
 
     def __str__(self) -> str:
-        ended = f"{self.ends_as} in step {self.step} at {_moment(self.at)}{_because(self.why)}"
-        return f"{ended}; compensating, undo steps left: {', '.join(self.pending)}"
+        ended = f"{self.ends_as} in step {self.step} at {_moment(self.at)}{_because(self.why)}; compensating"
+        if self.continues_at is None:
+            return f"{ended}, undo steps left: {', '.join(self.pending)}"
+        first, *rest = self.pending
+        left = f", undo steps left after it: {', '.join(rest)}" if rest else ""
+        return f"{ended}, undo step {first} has run and continues at step {self.continues_at}{left}"
 
 
 class Executing(_Reason, frozen=True, kw_only=True, tag="executing"):

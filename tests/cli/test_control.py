@@ -100,7 +100,7 @@ def test_an_unknown_target_changes_nothing(gd: Gd, shop: Harness) -> None:
     shop.insert(Checkout, {})
     for verb in ("cancel", "retry", "delete", "restore"):
         assert refused(gd(verb, 1, 9, "--yes")) == (
-            "no instance has id 9. If it is a correlation key: --where correlation-key=9"
+            f"no instance has id 9. If it is a correlation key: gen-durable {verb} --where correlation-key=9"
         )
     assert statuses(shop) == {1: "runnable"}
 

@@ -165,7 +165,9 @@ def test_correlation_key_of_digits_warns(gd: Gd, shop: Harness) -> None:
         "warning: correlation key 77 consists of digits, which commands read as an id. "
         "Use --where correlation-key=77, or ls --correlation-key 77.\n",
     )
-    assert "If it is a correlation key: --where correlation-key=77" in refused(gd("cancel", 77))
+    assert "If it is a correlation key: gen-durable cancel --where correlation-key=77" in refused(
+        gd("cancel", 77)
+    )
     assert "If 77 is a correlation key: gen-durable ls --correlation-key 77" in refused(
         gd("signal", 77, "go")
     )

@@ -35,7 +35,7 @@ def test_stream_prints_texts_and_says_where_another_execution_continues(gd: Gd, 
 
 
 def test_stream_that_the_machine_does_not_declare_is_named(gd: Gd, finished: int, sql: Any) -> None:
-    note = "-- machine Story declares no stream 'line'; did you mean 'lines'?; it declares: lines\n"
+    note = "-- machine Story declares no stream 'line'; did you mean 'lines'?\n"
     assert output(gd("stream", finished, "line")) == (0, "", note)
     assert gd("machines").stdout.splitlines()[1].split()[-2:] == ["lines", "none"]
     sql.execute("update gen_durable.machines set streams = '{}'")

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from gen_durable import Await, Context, Done, Machine, Outcome, ScheduleChildren, Spec, Stop, step
+from gen_durable import Await, Context, Done, Machine, Next, Outcome, ScheduleChildren, Spec, Stop, step
 from gen_durable.testing import Harness
 from tests.cli.conftest import Gd, execute, output, parsed, refused
 
@@ -211,3 +211,56 @@ def test_question_names_only_instances_that_change(gd: Gd, durable: Harness) -> 
     durable.drain()
     asked = gd("retry", failed, live, answer="n\n").stderr
     assert asked.startswith("Retry 1 instance (1 Trip failed)? [y/N]")
+
+
+def test_undo_step_that_waits_is_not_listed_as_left(gd: Gd, durable: Harness) -> None:
+    class Asking(Machine[None, None]):
+        @step(undo="cancel_hotel")
+        async def hotel(self, ctx: Context[None]) -> Outcome[None]:
+            return Next(self.flight)
+
+        @step(undo="ask")
+        async def flight(self, ctx: Context[None]) -> Outcome[None]:
+            return Next(self.pay)
+
+        @step
+        async def pay(self, ctx: Context[None]) -> Outcome[None]:
+            return Stop("declined")
+
+        @step
+        async def ask(self, ctx: Context[None]) -> Outcome[None]:
+            return Await("refunded", then=self.confirmed)
+
+        @step
+        async def confirmed(self, ctx: Context[None]) -> Outcome[None]:
+            return Done()
+
+        @step
+        async def cancel_hotel(self, ctx: Context[None]) -> Outcome[None]:
+            return Await("refunded", then=self.confirmed)
+
+    id = durable.insert(Asking).id
+    durable.drain()
+    explained = gd("explain", id).stdout
+    assert (
+        "compensating, undo step ask has run and continues at step confirmed, undo steps left after it: cancel_hotel"
+    ) in explained
+    assert line(gd, id, "undo") == (
+        "failed at step pay: declined | undo step ask continues at step confirmed | undo steps left: cancel_hotel"
+    )
+    assert "pay: starts undo" in gd("show", id).stdout
+    assert "pay starts undo -> ask" in gd("history", id).stdout
+    durable.signal(id, "refunded")
+    durable.drain()
+    assert gd("explain", id).stdout.count("cancel_hotel has run and continues at step confirmed\n") == 1
+    assert line(gd, id, "undo") == (
+        "failed at step pay: declined | undone: flight | undo step cancel_hotel continues at step confirmed"
+    )
+
+
+def test_timeline_has_the_request_to_cancel_before_its_undo(gd: Gd, durable: Harness) -> None:
+    trip = booked(durable)
+    gd("cancel", trip, "--actor", "ada")
+    shown = gd("show", trip).stdout
+    assert -1 < shown.index("cancel requested by ada") < shown.index("compensating by ada")
+    assert "not changed: its undo steps are already running" in gd("cancel", trip).stdout

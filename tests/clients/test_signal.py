@@ -53,7 +53,9 @@ async def test_signal_with_a_dedup_key_is_delivered_once(client: Any, db: Any) -
 async def test_signal_to_an_unknown_target_raises(client: Any, db: Any) -> None:
     with pytest.raises(NoTargetError) as missing:
         await client.signal(4711, Checkout.withdrawn)
-    assert str(missing.value) == ("cannot signal 'withdrawn': there is no live instance 4711; it has ended")
+    assert str(missing.value) == (
+        "cannot signal 'withdrawn': there is no live instance 4711; it has ended, or was never inserted"
+    )
     assert (missing.value.target, isinstance(missing.value, LookupError)) == (4711, True)
     with pytest.raises(NoTargetError, match="no live instance has correlation_key 'order:43'; it has ended"):
         await client.signal(Ref(Checkout, "order:43"), Checkout.withdrawn)

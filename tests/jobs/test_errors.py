@@ -178,7 +178,7 @@ def test_poisoned_and_rejected_jobs_have_an_error(durable_dsn: str, sql: SqlConn
         refused = durable.insert(number, 7)
         durable.drain()
         assert durable.assert_failed(poisoned).error == Failure(
-            type="Poison", message="the process died 1 times in step run", attempt=0, step="run"
+            type="Poison", message="the process died 1 time in step run", attempt=0, step="run"
         )
         error = durable.assert_failed(refused).error
     assert error is not None

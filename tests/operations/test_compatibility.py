@@ -371,6 +371,7 @@ async def test_children_of_unknown_machines_are_found(client: Any, durable_dsn: 
         assert await client.check(Shop, Child) == []
     found = await client.check(Shop)
     assert codes(found) == [("instance.machine_unknown", "notice"), ("child.unknown", "problem")]
+    assert found[0].what.endswith("has machine parcel; 1 live instance of version 1 is waiting")
     async with Worker([Child], dsn=durable_dsn, settings=CALM):
         assert await client.check(Shop) == []  # another service runs it
 

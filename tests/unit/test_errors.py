@@ -156,7 +156,7 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
     ),
     (
         errors.NoTargetError(42, "signal 'paid'"),
-        "cannot signal 'paid': there is no live instance 42; it has ended",
+        "cannot signal 'paid': there is no live instance 42; it has ended, or was never inserted",
     ),
     (
         errors.NoTargetError(42, "wait"),

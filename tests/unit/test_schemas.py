@@ -25,11 +25,11 @@ class Cart(msgspec.Struct):
     [
         ({"items": []}, None),
         ({"items": [{"price": 1}], "note": None}, None),
-        ({}, "the key 'items' is missing - at `$`"),
-        ({"items": [{"price": "1"}]}, "expected integer, got string - at `$.items[0].price`"),
-        ({"items": [{"price": 1, "cost": 2}]}, "the key 'cost' is unknown - at `$.items[0]`"),
-        ({"items": [{"price": 1, "kind": "car"}]}, "expected one of 'book', 'toy' - at `$.items[0].kind`"),
-        ([], "expected object, got array - at `$`"),
+        ({}, "at $: the key 'items' is missing"),
+        ({"items": [{"price": "1"}]}, "at $.items[0].price: expected integer, got string"),
+        ({"items": [{"price": 1, "cost": 2}]}, "at $.items[0]: the key 'cost' is unknown"),
+        ({"items": [{"price": 1, "kind": "car"}]}, "at $.items[0].kind: expected one of 'book', 'toy'"),
+        ([], "at $: expected object, got array"),
     ],
 )
 def test_violation_names_the_place_and_not_the_value(value: Any, problem: str | None) -> None:

@@ -188,7 +188,7 @@ class Code:
         elif (fsm, version) in self._replaced:
             yield _finding(
                 "instance.machine_unknown",
-                f"this code does not have machine {fsm}; {_counted(count, most)} of its version {version} "
+                f"this code does not have machine {fsm}; {_counted(count, most)} of version {version} "
                 f"{_are(count)} run by workers that this code replaces",
                 f'keep the machine until its instances have ended; if it was renamed, keep its name: name="{fsm}"',
                 **facts,
@@ -196,7 +196,7 @@ class Code:
         elif not self._is_worker and (fsm, version) not in self._elsewhere:
             yield _finding(
                 "instance.machine_unknown",
-                f"neither this code nor a live worker has machine {fsm}; {_counted(count, most)} of its version "
+                f"neither this code nor a live worker has machine {fsm}; {_counted(count, most)} of version "
                 f"{version} {_wait(count)}",
                 "ignore it if another service has the machine; otherwise add it, or cancel the instances",
                 severity="notice",
@@ -355,7 +355,7 @@ def _have(count: int) -> str:
 
 
 def _wait(count: int) -> str:
-    return "waits" if count == 1 else "wait"
+    return "is waiting" if count == 1 else "are waiting"
 
 
 def _await(count: int) -> str:

@@ -103,7 +103,12 @@ def _end(row: Mapping[str, Any], status: Status) -> Iterator[Reason]:
         yield CancelHandled(by=row["cancelled_by"], why=row["cancel_reason"])
     if undo is not None and not status.is_terminal:
         yield CompensationRuns(
-            ends_as=undo.status, step=undo.step, at=undo.since, why=undo.reason, pending=undo.pending
+            ends_as=undo.status,
+            step=undo.step,
+            at=undo.since,
+            why=undo.reason,
+            pending=undo.pending,
+            continues_at=row["step"] if undo.pending and row["step"] != undo.pending[0] else None,
         )
 
 

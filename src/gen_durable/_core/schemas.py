@@ -30,7 +30,7 @@ def violation(value: Any, schema: Any) -> str | None:
     error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(value))
     if error is None:
         return None
-    return f"{_problem(error)} - at `{error.json_path}`"
+    return f"at {error.json_path}: {_problem(error)}"
 
 
 def _problem(error: Any) -> str:

@@ -38,7 +38,8 @@ def timeline_of(
         records: the rows of the statement `timeline`.
         now: the clock of the database.
     """
-    audits = [each for each in records if each["kind"] == "audit"]
+    # By number: a call may write several at one time.
+    audits = sorted((each for each in records if each["kind"] == "audit"), key=lambda each: each["number"])
     acted = {each["leased_at"] for each in audits}
     executions = sorted(
         (each for each in records if each["kind"] == "execution"), key=lambda each: each["number"]

@@ -81,7 +81,8 @@ judged as materialized (
                                           'attempt', orphaned.attempt, 'step', orphaned.step) as poison
     from orphaned left join gen_durable.machines m on m.fsm = orphaned.fsm and m.fsm_version = orphaned.fsm_version
    cross join lateral (
-     select format('the process died %s times in step %s', least(orphaned.crash_count, 2147483646) + 1, orphaned.step) as message) text
+     select format('the process died %s time%s in step %s', least(orphaned.crash_count, 2147483646) + 1,
+                   case when orphaned.crash_count > 0 then 's' else '' end, orphaned.step) as message) text
 ), reaped as (
   update gen_durable.gen_durable g
      set status = case when judged.verdict in ('cancelled', 'failed') then judged.verdict::gen_durable.durable_status

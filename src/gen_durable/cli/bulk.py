@@ -131,7 +131,7 @@ async def _named(database: Database, verb: Verb, targets: Sequence[int | str]) -
     for target in targets:
         row = await database.run(_find(verb, target))
         if row is None:
-            raise no_instance(target, "--where correlation-key={}")
+            raise no_instance(target, f"gen-durable {verb.name} --where correlation-key={{}}")
         found[row["id"]] = row
     return list(found.values())
 

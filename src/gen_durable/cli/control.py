@@ -274,7 +274,7 @@ def _sentence(change: Change, row: Row | None, verb: Verb) -> str:
         case "requested":
             return f"cancel requested; {_what_runs(row, verb)}"
         case "compensating":
-            return "not changed: its undo steps run already; add --no-undo or --force to stop them"
+            return "not changed: its undo steps are already running; add --no-undo or --force to stop them"
         case "finished":
             return f"already ended ({row['status']})" if row else "already ended"
         case "refused":

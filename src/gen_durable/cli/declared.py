@@ -23,5 +23,5 @@ def undeclared(to: int | str, kind: Literal["signal", "stream"], name: str) -> P
     if not known or name in known:
         return None
     hint = did_you_mean(name, known)
-    names = clean(", ".join(known))
-    return f"machine {clean(machine.name)} declares no {kind} '{clean(name)}'{hint}; it declares: {names}"
+    names = "" if hint else f"; it declares {clean(', '.join(known))}"
+    return f"machine {clean(machine.name)} declares no {kind} '{clean(name)}'{hint}{names}"

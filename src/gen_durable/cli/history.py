@@ -152,7 +152,9 @@ def _seconds(duration: timedelta | None) -> float | None:
 
 def _line(one: Transition) -> str:
     parts = [f"{one.step_seq:>4}", f"{one.finished_at.astimezone():%Y-%m-%d %H:%M:%S}"]
-    name = f"{clean(one.step or '')} {one.outcome}".strip()
+    # "undo" after the name of a step would read as if that step was undone.
+    outcome = "starts undo" if one.outcome == "undo" else one.outcome
+    name = f"{clean(one.step or '')} {outcome}".strip()
     parts.append(f"{name} -> {clean(one.to)}" if one.to else name)
     return "  ".join(parts) + "".join(f", {fact}" for fact in _facts(one))
 

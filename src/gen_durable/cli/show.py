@@ -270,6 +270,9 @@ def _undo(row: Row) -> str | None:
     undone, pending = (", ".join(map(clean, names)) for names in (undo.undone, undo.pending))
     lines = [f"{undo.status} at step {clean(undo.step)}{why}"]
     lines += [f"undone: {undone}"] if undone else []
+    if row["finished_at"] is None and undo.pending and row["step"] != undo.pending[0]:
+        lines.append(f"undo step {clean(undo.pending[0])} continues at step {clean(row['step'])}")
+        pending = ", ".join(map(clean, undo.pending[1:]))
     lines += [f"undo steps left: {pending}"] if pending else []
     return "\n".join(lines)
 

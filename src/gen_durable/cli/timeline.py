@@ -39,6 +39,7 @@ _EXPLAINED: Final = {
     "unknown_step": "left to other workers (this worker does not have the step)",
     "shutdown": "given back (the worker shut down)",
     "rejoin": "waits again (a child was retried)",
+    "undo": "starts undo",
 }
 # Of the lines of `show`.
 _INDENT: Final = 2

@@ -214,4 +214,4 @@ async def test_conflicting_record_fails_one_instance_only(durable_dsn: str, db: 
         other = await worker.insert(Short)
         assert (await worker.wait(other, timeout=PATIENCE)).result == "done"
     assert ended.status == "failed"
-    assert ended.last_error == "poison: the process died 1 times in step run"
+    assert ended.last_error == "poison: the process died 1 time in step run"

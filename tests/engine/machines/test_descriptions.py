@@ -101,21 +101,21 @@ class Extra(pydantic.BaseModel, extra="allow"):
     [
         (Nested, {"orders": [], "by_name": {}, "free": {"any": {"thing": 1}}}, None),
         (Nested, {"orders": [], "by_name": {"any": {"number": 1}}, "properties": {"number": 1}}, None),
-        (Nested, {"orders": [], "by_name": {}, "ordrs": 1}, "the key 'ordrs' is unknown - at `$`"),
+        (Nested, {"orders": [], "by_name": {}, "ordrs": 1}, "at $: the key 'ordrs' is unknown"),
         (
             Nested,
             {"orders": [{"number": 1, "nte": ""}], "by_name": {}},
-            "the key 'nte' is unknown - at `$.orders[0]`",
+            "at $.orders[0]: the key 'nte' is unknown",
         ),
         (
             Nested,
             {"orders": [], "by_name": {"a": {"x": 1}}},
-            "the key 'number' is missing - at `$.by_name.a`",
+            "at $.by_name.a: the key 'number' is missing",
         ),
-        (Nested, {}, "the keys 'orders', 'by_name' are missing - at `$`"),
+        (Nested, {}, "at $: the keys 'orders', 'by_name' are missing"),
         (Order | None, None, None),
         (Extra, {"order": {"number": 1}, "more": 2}, None),
-        (Extra, {"order": {"number": 1, "more": 2}}, "the key 'more' is unknown - at `$.order`"),
+        (Extra, {"order": {"number": 1, "more": 2}}, "at $.order: the key 'more' is unknown"),
     ],
 )
 def test_stored_schema_refuses_unknown_keys(type_: Any, value: Any, problem: str | None) -> None:

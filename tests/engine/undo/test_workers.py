@@ -128,15 +128,15 @@ async def test_poison_is_undone_and_a_poisoned_undo_step_is_reported(durable_dsn
             failed = await client.wait(ref, timeout=PATIENCE)
         assert failed.status is Status.FAILED
         assert failed.last_error == (
-            "poison: the process died 1 times in step pay; then undo step cancel_flight failed: "
-            "poison: the process died 1 times in step cancel_flight"
+            "poison: the process died 1 time in step pay; then undo step cancel_flight failed: "
+            "poison: the process died 1 time in step cancel_flight"
         )
         (finding,) = [each for each in await client.doctor() if each.code == "undo.incomplete"]
         assert finding.facts["ids"] == [ref.id]
         await client.retry(ref)
         async with Worker([Trip], dsn=durable_dsn, settings=settings):
             ended = await client.wait(ref, timeout=PATIENCE)
-        assert (ended.step, ended.last_error) == ("pay", "poison: the process died 1 times in step pay")
+        assert (ended.step, ended.last_error) == ("pay", "poison: the process died 1 time in step pay")
         assert not [each for each in await client.doctor() if each.code == "undo.incomplete"]
 
 
