@@ -169,6 +169,7 @@ def _entry(
     emitted: Sequence[Event],
     taken: Sequence[int],
 ) -> CommitEntry:
+    # The most frequent outcomes first: each case is tested in turn.
     match outcome:
         case Next():
             chains = (
@@ -194,6 +195,30 @@ def _entry(
                 weight=outcome.weight,
                 undo=_undo(execution, machine) if machine.undo_steps and error is None else None,
                 **_key(outcome.concurrency_key),
+            )
+        case Done():
+            return CommitEntry(
+                execution=execution,
+                kind="done",
+                # An undo step has no result.
+                payload="null"
+                if execution.is_compensating
+                else encode(
+                    outcome.result,
+                    machine.result_type,
+                    f"the result of {machine.name} {execution.id}",
+                    bounds.max_payload,
+                ),
+                state=_changed_state(state, execution, machine, bounds)
+                if not machine.is_job
+                and (machine.keep or execution.is_compensating or execution.parent_id is not None)
+                else None,
+                keep=machine.keep,
+                expires="done" in machine.retention,
+                error=error,
+                consumed=_taken_before_undo(taken, machine) if taken else (),
+                effect=outcome.effect,
+                events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),
             )
         case Retry():
             return CommitEntry(
@@ -241,30 +266,6 @@ def _entry(
                 rate_limit=outcome.rate_limit,
                 weight=outcome.weight,
                 undo=_undo(execution, machine) if machine.undo_steps and error is None else None,
-            )
-        case Done():
-            return CommitEntry(
-                execution=execution,
-                kind="done",
-                # An undo step has no result.
-                payload="null"
-                if execution.is_compensating
-                else encode(
-                    outcome.result,
-                    machine.result_type,
-                    f"the result of {machine.name} {execution.id}",
-                    bounds.max_payload,
-                ),
-                state=_changed_state(state, execution, machine, bounds)
-                if not machine.is_job
-                and (machine.keep or execution.is_compensating or execution.parent_id is not None)
-                else None,
-                keep=machine.keep,
-                expires="done" in machine.retention,
-                error=error,
-                consumed=_taken_before_undo(taken, machine) if taken else (),
-                effect=outcome.effect,
-                events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),
             )
         case Stop():
             return CommitEntry(
