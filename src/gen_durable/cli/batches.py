@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from .. import _verbs
 from .._db import snapshots
@@ -24,6 +23,7 @@ from .failure import Failure
 from .groups import ListGroup, action_options
 from .json_text import json_option, print_json, print_json_rows
 from .rows import age_text, clean, moment_text, print_columns
+from .terminal import open_console, text_column
 
 __all__ = ["batches", "exit_code", "print_result", "run_to_end"]
 
@@ -145,12 +145,12 @@ def _progress(batch: Batch) -> Generator[Callable[[Batch], None]]:
         yield lambda now: None
         return
     columns = (
-        TextColumn("{task.description}"),
+        text_column("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=open_console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"{batch.verb} (batch {batch.id})", total=batch.total)
 
         def report(now: Batch) -> None:

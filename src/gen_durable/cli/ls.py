@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 from rich.cells import cell_len
-from rich.console import Console, JustifyMethod
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +23,7 @@ from .connection import DatabaseOptions, database_options
 from .json_text import json_option, print_json_rows
 from .rows import STYLES, age_text, clean, instance_json, note
 from .selection import Selection, filter_options, read_options
+from .terminal import open_console
 
 __all__ = ["ls"]
 
@@ -131,7 +132,7 @@ def _cells(row: Mapping[str, Any], now: datetime, steps: KnownSteps) -> tuple[st
 
 
 def _print_table(rows: Sequence[Row], cells: Sequence[Sequence[str]]) -> None:
-    console = Console()
+    console = open_console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, width in _widths(cells, console.width).items():
         justify: JustifyMethod = "right" if column in _NUMBERS else "left"

@@ -10,7 +10,6 @@ from typing import Final, get_args
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from .. import _verbs
@@ -28,6 +27,7 @@ from .json_text import json_option, print_json, print_json_rows
 from .options import target
 from .rows import age_text, clean
 from .stream import interruptible, json_lines_option, print_json_line
+from .terminal import open_console
 
 __all__ = ["outbox"]
 
@@ -265,7 +265,7 @@ def _print(events: list[EventRecord], retention: timedelta) -> None:
         table = Table(*_COLUMNS, box=None, pad_edge=False, header_style="bold")
         for line in cells:
             table.add_row(*line, style=_STYLES[line[4]])
-        Console().print(table)
+        open_console().print(table)
         return
     widths = [max(len(line[db]) for line in (_COLUMNS, *cells)) for db in range(len(_COLUMNS))]
     for line in (_COLUMNS, *cells):

@@ -9,9 +9,7 @@ from typing import Any, Final, TypeVar
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from .. import _verbs
 from .._checks import duration_text
@@ -24,6 +22,7 @@ from .groups import ListGroup, action_options
 from .json_text import json_option, print_json, print_json_rows, read_json, readable
 from .options import duration
 from .rows import age_text, clean, print_columns
+from .terminal import open_console
 
 __all__ = ["schedules"]
 
@@ -57,8 +56,8 @@ def list_(db: DatabaseOptions, as_json: bool) -> None:
         for column in _COLUMNS:
             table.add_column(column, overflow="fold")
         for line in lines:
-            table.add_row(*map(Text, line))
-        Console().print(table)
+            table.add_row(*line)
+        open_console().print(table)
         return
     print_columns([_COLUMNS, *lines])
 

@@ -27,6 +27,7 @@ from .failure import Failure
 from .json_text import json_option, print_json
 from .options import duration
 from .rows import STYLES, age_text, clean, moment_text
+from .terminal import open_console
 
 __all__ = ["stats", "top"]
 
@@ -61,7 +62,7 @@ def stats(db: DatabaseOptions, as_json: bool) -> None:
         print_json(_json(found))
         return
     # In a pipe nothing is cut off.
-    console = Console(width=None if sys.stdout.isatty() else _WIDE)
+    console = open_console(width=None if sys.stdout.isatty() else _WIDE)
     for part in _parts(found, [_ALL] * 3, console.width):
         console.print(part)
 
@@ -88,7 +89,7 @@ def top(db: DatabaseOptions, interval: timedelta) -> None:
 
 
 async def _show_live(db: DatabaseOptions, interval: timedelta) -> None:
-    console = Console()
+    console = open_console()
     async with db.open() as database:
         with Live(console=console, auto_refresh=False, screen=True) as live:
             while True:

@@ -11,11 +11,11 @@ from typing import Final
 
 import click
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console
 
 from ..instance import Status
 from ..timeline import TimelineEntry
 from .rows import STYLES, age_text, by_text, clean
+from .terminal import open_console
 
 __all__ = ["timeline_lines"]
 
@@ -52,7 +52,7 @@ def timeline_lines(entries: Sequence[TimelineEntry]) -> Iterator[str]:
 
     On a terminal, an error that does not fit is on a line of its own, cut to the width.
     """
-    width = Console().width - _INDENT if sys.stdout.isatty() else None
+    width = open_console().width - _INDENT if sys.stdout.isatty() else None
     day = ""
     for group in _grouped(entries):
         first = group[0]

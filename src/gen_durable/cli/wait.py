@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from .. import _verbs
@@ -31,6 +30,7 @@ from .options import duration, target
 from .progress import show_progress
 from .rows import age_text, clean, instance_json, note, removed_text
 from .stream import interruptible
+from .terminal import open_console
 
 __all__ = ["wait"]
 
@@ -163,7 +163,7 @@ def _removed(row: Row) -> Failure:
 
 async def _show_status(database: Database, row: Row) -> None:
     """On a terminal, show the instance and how long the wait has lasted."""
-    console, began = Console(stderr=True), time.monotonic()
+    console, began = open_console(stderr=True), time.monotonic()
     if not (sys.stderr.isatty() and console.is_terminal):
         return
     with console.status(Text(_summary(row, ""))) as line:

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 import click
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -28,6 +27,7 @@ from .options import target
 from .rows import STYLES, clean, instance_json, note
 from .selection import Selection, filter_options, read_options
 from .stream import interruptible, json_lines_option, print_json_line
+from .terminal import open_console
 
 __all__ = ["tail", "watch"]
 
@@ -110,7 +110,7 @@ class _Printer:
     """Prints changes: as JSON, as lines or, live, as lines above a table of the latest states."""
 
     def __init__(self, *, as_json: bool, is_live: bool = False) -> None:
-        console = Console()
+        console = open_console()
         self._as_json = as_json
         self._rows: dict[int, _Row] = {}
         self._live = (

@@ -90,10 +90,10 @@ class TerminalScreen:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bars = Progress(
-            TextColumn("{task.description:>8}"),
+            TextColumn("{task.description:>8}", markup=False),
             BarColumn(bar_width=46),
             MofNCompleteColumn(),
-            TextColumn("[dim]{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=console,
         )
         self._paid = self._bars.add_task("paid", total=None, note="")
@@ -129,5 +129,5 @@ class TerminalScreen:
 
 def open_screen() -> Screen:
     """Return the screen for the current output."""
-    console = Console()
+    console = Console(markup=False, emoji=False, highlight=False)
     return TerminalScreen(console) if console.is_terminal and sys.stdout.isatty() else PlainScreen()
