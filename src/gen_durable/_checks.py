@@ -6,6 +6,7 @@ Each function `checked_…` returns the normalized value or raises: `OptionError
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
@@ -44,6 +45,9 @@ _LAST_MOMENT: Final = datetime(9999, 12, 30, tzinfo=UTC)
 # W3C trace context: version, trace, span, flags.
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
+# Of an integer in a message: 128 bits have 39 digits. Python refuses to print more than 4300 digits.
+_MAX_BITS_SHOWN: Final = 128
+
 _Raises: TypeAlias = type[UsageError] | type[OptionError]
 
 
@@ -62,17 +66,24 @@ def checked_int(value: object, what: str, least: int, most: int, error: _Raises 
     if isinstance(value, bool) or not isinstance(value, int):
         raise error(f"{what} is of type {type(value).__name__}", "give a whole number")
     if not least <= value <= most:
-        raise error(f"{what} is {value}", f"give a number from {least} to {most}")
+        raise error(f"{what} is {_short(value)}", f"give a number from {least} to {most}")
     return value
 
 
 def checked_number(value: object, what: str) -> int | float:
-    """Check a number: 0 to 2^63, whole or not; bool is refused."""
+    """Check a number: at least 0 and below 2^63, whole or not; bool is refused."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"{what} is of type {type(value).__name__}", "give a number")
     if not 0 <= value < 2**63:
-        raise UsageError(f"{what} is {value}", "give a number from 0 to 2^63")
+        raise UsageError(f"{what} is {_short(value)}", "give a number of at least 0 and below 2^63")
     return value
+
+
+def _short(value: int | float) -> str:
+    """Format a number; of an integer with many digits, only the power of ten."""
+    if isinstance(value, float) or value.bit_length() <= _MAX_BITS_SHOWN:
+        return str(value)
+    return f"about {'-' if value < 0 else ''}10^{math.log10(abs(value)):.0f}"
 
 
 def checked_id(value: int) -> int:
