@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
+import signal
 import threading
 import time
 from datetime import timedelta
@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from gen_durable import AsyncClient, Client, Context, Done, Machine, Outcome, Sql, Worker, step
+from gen_durable._runtime import loop_watch
 from gen_durable.reasons import LoopBlocked as BlockedReason
 from gen_durable.reasons import Waiting
 from gen_durable.telemetry import LoopBlocked
@@ -56,6 +57,22 @@ class Blocks(Machine[float, None]):
         await asyncio.create_task(_block(ctx.state))
         return Done()
 
+    @step
+    async def gathered(self, ctx: Context[float]) -> Outcome[None]:
+        await asyncio.gather(_block(ctx.state), asyncio.sleep(0))
+        return Done()
+
+    @step
+    async def in_a_task_group(self, ctx: Context[float]) -> Outcome[None]:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_block(ctx.state))
+        return Done()
+
+    @step
+    async def holds_the_lock(self, ctx: Context[float]) -> Outcome[None]:
+        sum(range(int(ctx.state)))
+        return Done()
+
 
 def _compute_without_await(seconds: float) -> None:
     time.sleep(seconds)
@@ -92,17 +109,72 @@ async def test_step_that_blocks_the_loop_is_logged_once_with_its_stack(
     assert timedelta(seconds=1) < event.duration < PATIENCE
 
 
-@pytest.mark.clause("BLOCK-1")
-async def test_step_that_blocks_the_loop_several_times_is_logged_once(
+@pytest.mark.clause("BLOCK-4")
+async def test_step_of_many_instances_that_blocks_the_loop_is_logged_once(
     durable_dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     async with Worker([Blocks], dsn=durable_dsn, settings=QUICK) as worker:
         events = Events(worker)
         for _ in range(2):
             blocking = await worker.insert(Blocks, 0.7, step=Blocks.block_again_and_again)
             await worker.wait(blocking, timeout=PATIENCE)
         await events.wait(LoopBlocked, count=6)
+        assert len(_lines(caplog, "event loop blocked")) == 1
+        assert len(_lines(caplog, "event loop free")) == 1
+        await worker.wait(await worker.insert(Blocks, 0.7), timeout=PATIENCE)
+        await events.wait(LoopBlocked, count=7)
     assert len(_lines(caplog, "event loop blocked")) == 2
+
+
+@pytest.mark.clause("BLOCK-4")
+async def test_step_that_blocks_the_loop_much_longer_is_logged_again(
+    durable_dsn: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_watch, "_LONGER", 4)
+    async with Worker([Blocks], dsn=durable_dsn, settings=QUICK) as worker:
+        events = Events(worker)
+        refs = []
+        for number, seconds in enumerate((0.8, 0.8, 5), 1):
+            refs.append(await worker.insert(Blocks, seconds))
+            await worker.wait(refs[-1], timeout=PATIENCE)
+            await events.wait(LoopBlocked, count=number)
+    first, second = _lines(caplog, "event loop blocked: Blocks")
+    assert f"Blocks {refs[0].id}, step block" in first
+    assert f"Blocks {refs[2].id}, step block" in second
+
+
+@pytest.mark.clause("BLOCK-5")
+async def test_step_that_holds_the_interpreter_lock_is_logged(
+    durable_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Worker([Blocks], dsn=durable_dsn, settings=QUICK) as worker:
+        events = Events(worker)
+        ref = await worker.insert(Blocks, 6e7, step=Blocks.holds_the_lock)
+        await worker.wait(ref, timeout=PATIENCE)
+        event = await events.wait(LoopBlocked)
+    (line,) = _lines(caplog, "event loop blocked: Blocks")
+    assert line.startswith(f"event loop blocked: Blocks {ref.id}, step holds_the_lock, for ")
+    assert "It held the interpreter lock" in line
+    assert "in holds_the_lock" in line
+    assert (event.id, event.step) == (ref.id, "holds_the_lock")
+    assert timedelta(milliseconds=200) < event.duration < PATIENCE
+
+
+@pytest.mark.clause("BLOCK-5")
+async def test_suspended_process_is_not_logged_as_blocked(durable_dsn: str) -> None:
+    settings = msgspec.structs.replace(CALM, loop_blocked_after=timedelta(seconds=2))
+    async with AsyncClient(durable_dsn) as client, worker_process(durable_dsn, settings) as process:
+        ref = await client.insert(Hog, 1.0, step=Hog.compute)
+        await process.wait_for(begun="compute")
+        process.send(signal.SIGSTOP)
+        await asyncio.sleep(3)
+        process.send(signal.SIGCONT)
+        await client.wait(ref, timeout=PATIENCE)
+        process.send(signal.SIGTERM)
+        await process.ends()
+        assert not [line for line in process.log if "event loop blocked" in line]
+        assert [line for line in process.log if "worker started" in line]
 
 
 @pytest.mark.clause("BLOCK-1")
@@ -115,15 +187,15 @@ async def test_steps_that_do_not_block_the_loop_are_not_logged(
     assert not _lines(caplog, "event loop blocked: Blocks")
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="a task tells its context since Python 3.12")
+@pytest.mark.parametrize("name", ["in_its_own_task", "gathered", "in_a_task_group"])
 async def test_task_of_a_step_that_blocks_the_loop_names_the_step(
-    durable_dsn: str, caplog: pytest.LogCaptureFixture
+    name: str, durable_dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Worker([Blocks], dsn=durable_dsn, settings=QUICK) as worker:
-        ref = await worker.insert(Blocks, 1, step=Blocks.in_its_own_task)
+        ref = await worker.insert(Blocks, 1, step=name)
         await worker.wait(ref, timeout=PATIENCE)
     (line,) = _lines(caplog, "event loop blocked")
-    assert line.startswith(f"event loop blocked: Blocks {ref.id}, step in_its_own_task, for ")
+    assert line.startswith(f"event loop blocked: Blocks {ref.id}, step {name}, for ")
 
 
 async def test_other_code_that_blocks_the_loop_is_logged(
@@ -132,7 +204,7 @@ async def test_other_code_that_blocks_the_loop_is_logged(
     async with Worker([Blocks], dsn=durable_dsn, settings=QUICK):
         _compute_without_await(1)
     (line,) = _lines(caplog, "event loop blocked")
-    assert line.startswith("event loop blocked: no step of the worker, for ")
+    assert line.startswith("event loop blocked: by code outside of steps, for ")
 
 
 async def test_zero_turns_the_measurement_off(durable_dsn: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -158,7 +230,7 @@ async def test_other_processes_see_the_step_that_blocks_the_loop(durable_dsn: st
         assert worker.blocked is not None
         assert str(worker.blocked).endswith(f" by Hog {ref.id}, step block")
         (finding,) = [each for each in await client.doctor() if each.code == "worker.blocked"]
-        assert finding.what == f"the event loop of worker {worker.name} is {worker.blocked}"
+        assert finding.what == f"the event loop of worker {worker.name} has been {worker.blocked}"
         await client.wait(ref, timeout=PATIENCE)
         await holds(db, "select blocked is null from gen_durable.workers")
 

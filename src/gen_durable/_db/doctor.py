@@ -507,7 +507,7 @@ def _blocked(found: Sequence[WorkerInfo]) -> Iterator[Finding]:
         if each.is_live and each.blocked is not None:
             yield Finding(
                 code="worker.blocked",
-                what=f"the event loop of worker {each.name} is {each.blocked}",
+                what=f"the event loop of worker {each.name} has been {each.blocked}",
                 fix="use a plain `def` step or asyncio.to_thread for blocking code; the log has the stack",
                 facts={"worker": each.name, **msgspec.structs.asdict(each.blocked)},
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
@@ -65,6 +66,8 @@ class ExecutionRunner:
         self._settings = context.settings
         self._telemetry = context.telemetry
         self._chain_steps = context.settings.chain_steps
+        # A step that has held the interpreter lock is found after it has ended. Others cost one comparison.
+        self._long_step = context.settings.loop_blocked_after.total_seconds() / 2 or math.inf
         self._chain_seconds = context.settings.chain_time.total_seconds()
         self._database = database
         self._executor = executor
@@ -267,6 +270,8 @@ class ExecutionRunner:
             one.task = None
             one.seconds = time.monotonic() - started
             one.busy += one.seconds
+            if one.seconds >= self._long_step:
+                self._heartbeat.step_ended(execution, one.seconds)
             self._submit(one, entry)
 
     def _may_chain_after(self, one: InFlight) -> bool:

@@ -105,6 +105,10 @@ class Heartbeat:
             for one in executions:
                 self._kept.pop(one.lease, None)
 
+    def step_ended(self, execution: Execution, seconds: float) -> None:
+        """Note a step that has ended, on the event loop: it may have blocked the event loop and this thread."""
+        self._loop_watch.ended(execution, seconds)
+
     def _all_kept(self) -> list[InFlight]:
         with self._lock:
             return list(self._kept.values())

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from contextvars import Context
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, TypeAlias
 
+import msgspec
+
 from .._checks import duration_text
+from .._core.model import Execution
 from .._running import Running, running
 from ..telemetry import LoopBlocked
 from .in_flight import InFlight, Phase
@@ -27,8 +33,30 @@ _log: Final = logging.getLogger("gen_durable.worker")
 _ENGINE: Final = str(Path(__file__).parent)
 _MAX_FRAMES: Final = 20
 
-_Key: TypeAlias = tuple[int, int]
-"""Id of the instance and number of the execution."""
+# A step is logged again when it blocks the event loop this many times longer than the longest block that was logged.
+_LONGER: Final = 10
+# If a check is late, the thread of the event loop held the interpreter lock if it has computed for at least this part
+# of the threshold, and of the time since the last check: other processes may use the processors, too.
+_COMPUTED: Final = 0.75
+_BUSY: Final = 0.1
+_ADVICE: Final = "Use a plain `def` step or asyncio.to_thread for blocking code"
+# A thread that holds the interpreter lock blocks the event loop as well.
+_HELD_ADVICE: Final = (
+    "It held the interpreter lock, as regular expressions do, so the stack is of the moment after it; "
+    'use @step(pool="process") for such code'
+)
+
+_Key: TypeAlias = tuple[str, int, str]
+"""Machine, version and step; of other code, the name of its coroutine."""
+
+
+class _Block(msgspec.Struct):
+    """What has blocked the event loop since the callback was posted."""
+
+    step: Running | None
+    key: _Key
+    where: str
+    is_logged: bool = False
 
 
 class LoopWatch:
@@ -42,12 +70,16 @@ class LoopWatch:
         self._after = context.settings.loop_blocked_after.total_seconds()
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
+        self._seconds_computed = _processor_clock(self._loop_thread)
+        self._computed = self._seconds_computed()
         self._sent_at = self._checked_at = time.monotonic()
-        self._ran_at: float | None = 0.0
-        # The steps that are reported since the callback was posted.
-        self._reported: list[Running | None] = []
-        # The executions in flight of which a block was logged: a step that blocks again and again is logged once.
-        self._logged: set[_Key] = set()
+        self._ran_at: float | None = self._sent_at
+        # What is reported since the callback was posted.
+        self._blocks: list[_Block] = []
+        # Long steps that have ended since the last check.
+        self._ended: list[Execution] = []
+        # Seconds of the longest block that was logged: 10,000 instances of a step are logged once.
+        self._logged: dict[_Key, float] = {}
 
     @property
     def interval(self) -> float | None:
@@ -57,59 +89,115 @@ class LoopWatch:
     @property
     def blocked(self) -> tuple[Running | None, float] | None:
         """The step that blocks the event loop, if one is known, and for how many seconds; `None`: nothing blocks it."""
-        if not self._reported or self._ran_at is not None:
+        if not self._blocks or self._ran_at is not None:
             return None
-        return self._reported[-1], time.monotonic() - self._sent_at
+        return self._blocks[-1].step, time.monotonic() - self._sent_at
 
     def check(self, in_flight: Iterable[InFlight]) -> None:
-        """Report a blocked event loop, once per step, and when it is free again."""
-        now = time.monotonic()
-        is_late, self._checked_at = now - self._checked_at > self._after, now
-        if is_late:
-            # This thread did not run either: the process was suspended.
-            self._sent_at = now
+        """Report a blocked event loop, and when it is free again."""
+        now, checked_at = time.monotonic(), self._checked_at
+        held_lock = self._held_lock(now)
+        ended = next(self._take_ended(), None)
+        task = asyncio.current_task(self._loop)
+        if held_lock and not self._blocks:
+            # The event loop may continue before this thread runs. The step that held the lock is the first one to end.
+            step = None if task is None else _step_of(task, in_flight, started_before=now - self._after)
+            began = self._sent_at if self._ran_at is None else self._block_began(now, checked_at)
+            self._report(step or ended, None if ended else task, now - began, held_lock=True)
+            if self._ran_at is not None:
+                self._post(began)
+            return
         if self._ran_at is None:
-            task = asyncio.current_task(self._loop)
             # Without a task, the event loop waits for the processor, or for threads that compute.
             if task is not None and now - self._sent_at >= self._after:
-                self._report(_step_of(task, in_flight), now - self._sent_at, in_flight)
+                self._report(_step_of(task, in_flight), task, now - self._sent_at, held_lock=held_lock)
             return
-        if self._reported:
+        if self._blocks:
             self._report_end(self._ran_at - self._sent_at)
-        self._sent_at, self._ran_at = now, None
+        self._post(now)
+
+    def _block_began(self, now: float, checked_at: float) -> float:
+        """Return when a block began that the last callback did not see: the callback ran before it, or after it."""
+        ran_at = max(self._ran_at or 0.0, checked_at)
+        return ran_at if now - ran_at >= ran_at - checked_at else checked_at
+
+    def ended(self, execution: Execution, seconds: float) -> None:
+        """Note a step that has ended, on the event loop, if it ran for long enough to have blocked it."""
+        if self._after and seconds >= self._after * _COMPUTED:
+            self._ended.append(execution)
+
+    def _take_ended(self) -> Iterator[Execution]:
+        """Take the steps that have ended since the last check, in their order."""
+        taken, self._ended = self._ended, []
+        return iter(taken)
+
+    def _post(self, sent_at: float) -> None:
+        self._sent_at, self._ran_at = sent_at, None
         with suppress(RuntimeError):  # the worker's loop is closed
             self._loop.call_soon_threadsafe(self._run)
+
+    def _held_lock(self, now: float) -> bool:
+        """Return whether the event loop held the interpreter lock, so that this thread did not run either.
+
+        If this check is late and the event loop did not compute, the process was suspended: that time does not count.
+        """
+        computed = self._seconds_computed()
+        passed, busy = now - self._checked_at, computed - self._computed
+        self._checked_at, self._computed = now, computed
+        if passed <= self._after:
+            return False
+        # Before a suspension, the event loop may have computed for one interval.
+        if busy >= max(self._after * _COMPUTED, passed * _BUSY):
+            return True
+        if self._ran_at is None:
+            self._sent_at = now
+        return False
 
     def _run(self) -> None:
         self._ran_at = time.monotonic()
 
-    def _report(self, step: Running | None, seconds: float, in_flight: Iterable[InFlight]) -> None:
-        if any(step is each for each in self._reported):
-            return
-        self._reported.append(step)
+    def _report(
+        self, step: Running | None, task: asyncio.Task[Any] | None, seconds: float, *, held_lock: bool
+    ) -> None:
+        """Report a step, or the code that this task runs."""
         if step is not None:
-            if _key(step) in self._logged:
-                return
-            self._logged &= {_key(one.execution) for one in in_flight}
-            self._logged.add(_key(step))
+            key, where = (step.fsm, step.version, step.step), f"{step.fsm} {step.id}, step {step.step}"
+        else:
+            name = "" if task is None else getattr(task.get_coro(), "__qualname__", "")
+            key, where = ("", 0, name), "code outside of steps"
+        block = next((each for each in self._blocks if each.step is step and each.key == key), None)
+        if block is None:
+            block = _Block(step, key, where)
+            self._blocks.append(block)
+        self._log(block, seconds, held_lock=held_lock)
+
+    def _log(self, block: _Block, seconds: float, *, held_lock: bool) -> None:
+        """Log the first block of a step with its stack, and one that is much longer than those that were logged."""
+        if block.is_logged or seconds < _LONGER * self._logged.get(block.key, 0.0):
+            return
+        block.is_logged = True
         _log.warning(
-            "event loop blocked: %s, for %s so far (worker %s); no other `async def` step runs meanwhile. Use a plain "
-            "`def` step or asyncio.to_thread for blocking code\n%s",
-            _where(step),
-            duration_text(timedelta(seconds=round(seconds, 1))),
+            "event loop blocked: %s%s, for %s so far (worker %s); no other `async def` step runs meanwhile. %s\n%s",
+            "" if block.step is not None else "by ",
+            block.where,
+            _text(seconds),
             self._context.name,
+            _HELD_ADVICE if held_lock else _ADVICE,
             self._stack(),
         )
 
     def _report_end(self, seconds: float) -> None:
-        reported, self._reported = self._reported, []
-        for step in reported:
-            _log.info(
-                "event loop free: blocked for %s by %s (worker %s)",
-                duration_text(timedelta(seconds=round(seconds, 1))),
-                _where(step),
-                self._context.name,
-            )
+        blocks, self._blocks = self._blocks, []
+        for block in blocks:
+            if block.is_logged:
+                self._logged[block.key] = max(seconds, self._logged.get(block.key, 0.0))
+                _log.info(
+                    "event loop free: blocked for %s by %s (worker %s)",
+                    _text(seconds),
+                    block.where,
+                    self._context.name,
+                )
+            step = block.step
             event = LoopBlocked(
                 duration=timedelta(seconds=seconds),
                 id=None if step is None else step.id,
@@ -133,20 +221,36 @@ class LoopWatch:
         return "".join(traceback.StackSummary.extract(reversed(frames)).format()).rstrip()
 
 
-def _step_of(task: asyncio.Task[Any], in_flight: Iterable[InFlight]) -> Running | None:
-    """Return the execution whose code this task runs; `None` if it is not that of a step."""
+def _processor_clock(thread: int) -> Callable[[], float]:
+    """Return a clock of the processor time of a thread; where the system has none, of the process."""
+    if hasattr(time, "pthread_getcpuclockid"):
+        return partial(time.clock_gettime, time.pthread_getcpuclockid(thread))
+    return time.process_time
+
+
+def _step_of(
+    task: asyncio.Task[Any], in_flight: Iterable[InFlight], *, started_before: float = math.inf
+) -> Running | None:
+    """Return the execution whose code this task runs; `None` if it is not that of a step that started in time."""
     for one in in_flight:
         if one.task is task and one.phase is Phase.IN_STEP:
-            return one.execution
-    # A task that a step has started. Before Python 3.12 a task does not tell its context.
-    variables: Any = getattr(task, "get_context", dict)()
-    step: Running | None = variables.get(running)
-    return step
+            started = one.running
+            return one.execution if started is not None and started[1] < started_before else None
+    # A task that a step has started.
+    for context in _contexts(task):
+        step: Running | None = context.get(running)
+        if step is not None:
+            return step
+    return None
 
 
-def _key(step: Running) -> _Key:
-    return step.id, step.number
+def _contexts(task: asyncio.Task[Any]) -> list[Context]:
+    """Return the context of a task. Before Python 3.12: the contexts of those that wait for the task."""
+    if sys.version_info >= (3, 12):
+        return [task.get_context()]
+    # Of `await`, gather, wait_for and task groups. A task that nothing waits for has none.
+    return [context for _, context in getattr(task, "_callbacks", None) or ()]
 
 
-def _where(step: Running | None) -> str:
-    return "no step of the worker" if step is None else f"{step.fsm} {step.id}, step {step.step}"
+def _text(seconds: float) -> str:
+    return duration_text(timedelta(seconds=round(seconds, 1)))
