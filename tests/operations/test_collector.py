@@ -67,6 +67,20 @@ async def test_retention_per_status(db: Any, database: Database, status: str, da
     assert await ids(db) == [kept]
 
 
+@pytest.mark.clause("STR-11")
+async def test_stream_items_are_removed_with_their_instance(db: Any, database: Database) -> None:
+    removed, kept = await put(db, "done", days=1.01), await put(db, "done", days=0.99)
+    await db.execute(
+        "insert into gen_durable.stream_items (instance_id, stream, position, step, step_seq, execution, attempt,"
+        " number, value) select id, stream, position, 'a', 1, 1, 0, position, to_jsonb(position)"
+        " from unnest($1::bigint[]) id, unnest(array['words', 'lines']) stream, generate_series(1, 1000) position",
+        [removed, kept],
+    )
+    assert await sweep(database) == 1
+    found = await db.fetch("select instance_id, count(*) from gen_durable.stream_items group by 1")
+    assert [tuple(each) for each in found] == [(kept, 2000)]
+
+
 @pytest.mark.clause("GC-1")
 async def test_retention_of_deleted_instances(db: Any, database: Database) -> None:
     await put(db, "done", days=30, deleted_at="=now() - interval '7.1 days'")
