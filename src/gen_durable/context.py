@@ -13,7 +13,7 @@ from ._dictionary import attribute_hint
 from ._loading import Loader, chunks
 from ._typing import ItemT, ResourcesT, ResultT, StateT
 from .definition import definition_of
-from .errors import UsageError
+from .errors import LeaseLostError, UsageError
 from .events import Event
 from .instance import Child, Failure
 from .outcome import Cancel
@@ -290,12 +290,23 @@ class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
         Raises:
             EncodeError: the value does not match its type, or is larger than `settings.max_payload`.
             LeaseLostError: another execution runs this step now, or the instance was cancelled with `force=True`.
+            UsageError: the step has ended.
         """
-        await self._channel.checkpoint(self._execution, value)
+        channel = self._running("ctx.checkpoint")
+        try:
+            await channel.checkpoint(self._execution, value)
+        except LeaseLostError:
+            self._running("ctx.checkpoint")  # the step ended meanwhile: its outcome counts
+            raise
 
     def checkpoint_sync(self, value: object, /) -> None:
         """Do the same as `checkpoint` in a plain `def` step."""
-        self._channel.wait(self._channel.checkpoint(self._execution, value), "ctx.checkpoint_sync")
+        channel = self._running("ctx.checkpoint_sync")
+        try:
+            channel.wait(channel.checkpoint(self._execution, value), "ctx.checkpoint_sync")
+        except LeaseLostError:
+            self._running("ctx.checkpoint_sync")
+            raise
 
     @property
     def last_checkpoint(self) -> Any:
@@ -356,7 +367,7 @@ class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
         self._running("ctx.close_stream_sync").publish_sync(self._execution, stream, CLOSE)
 
     def _running(self, method: str) -> Channel:
-        """Return the channel for a method that publishes; the outcome of an ended step may be committed already."""
+        """Return the channel for a method that writes; the outcome of an ended step may be committed already."""
         if self._has_ended:
             raise UsageError(
                 f"{method} was called after step '{self.step}' of {self.machine} {self.id} had ended",

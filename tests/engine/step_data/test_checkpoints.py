@@ -6,7 +6,7 @@ import asyncio
 import threading
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -501,6 +501,31 @@ async def test_closed_worker_ends_the_checkpoints_and_items_of_steps_left_behind
             await asyncio.sleep(0.3)
         await until_true(lambda: bool(raised))
         await until_true(lambda: asyncio.all_tasks() == before)
+
+
+class Background(Machine[None, None]):
+    """Leaves its context behind."""
+
+    kept: ClassVar[list[Context[None]]] = []
+
+    @step
+    async def run(self, ctx: Context[None]) -> Outcome[None]:
+        self.kept.append(ctx)
+        return Done()
+
+
+@pytest.mark.clause("CKPT-6")
+async def test_checkpoint_after_the_step_has_ended_raises_a_usage_error(durable_dsn: str) -> None:
+    async with Worker([Background], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Background, None)
+        found = await worker.wait(ref, timeout=PATIENCE)
+        ctx = Background.kept.pop()
+        error = f"was called after step 'run' of Background {ref.id} had ended"
+        with pytest.raises(UsageError, match=f"ctx.checkpoint {error}"):
+            await ctx.checkpoint(1)
+        with pytest.raises(UsageError, match=f"ctx.checkpoint_sync {error}"):
+            await asyncio.to_thread(ctx.checkpoint_sync, 1)
+        assert found.checkpoint is None
 
 
 async def test_checkpoint_waits_for_a_locked_row(durable_dsn: str, db: Any) -> None:
