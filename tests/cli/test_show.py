@@ -159,8 +159,8 @@ def test_expired_lease_is_named(gd: Gd, shop: Harness, sql: psycopg.Connection[A
 @pytest.mark.parametrize(
     ("outcome", "text"),
     [
-        ("lease", "lease expired (its process died or hung)"),
-        ("poison", "lease expired once too often (crash_limit)"),
+        ("lease", "crashed (its process died, or its lease expired)"),
+        ("poison", "crashed once too often (crash_limit)"),
         ("unknown_step", "left to other workers (this worker does not have the step)"),
         ("shutdown", "given back (the worker shut down)"),
         ("rejoin", "waits again (a child was retried)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -147,6 +148,21 @@ async def test_dead_process_crashes_only_its_execution(
             )
             assert record["outcome"] == "lease", what
             assert f"step crashed: Crunch {ref.id}, step die: its process {ending}" in caplog.text
+
+
+@pytest.mark.clause("POL-4")
+async def test_idle_process_that_died_is_replaced(durable_dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with worker_on(durable_dsn, settings=ONE) as worker:
+        events, pids = Events(worker), set[int]()
+        for _ in range(3):
+            pid = (await end_of(worker, Work("pid"))).result[0]
+            pids.add(pid)
+            os.kill(pid, signal.SIGKILL)
+            await process_ends(pid)
+        assert not events.of(ReaperReaped)
+    assert len(pids) == 3
+    assert "an idle process of the pool died" in caplog.text
+    assert "step crashed" not in caplog.text
 
 
 async def test_step_that_always_kills_its_process_is_poison(durable_dsn: str) -> None:

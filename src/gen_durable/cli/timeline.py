@@ -34,8 +34,8 @@ _WAITS: Final = {
 }
 # Outcomes of executions that no step has returned.
 _EXPLAINED: Final = {
-    "lease": "lease expired (its process died or hung)",
-    "poison": "lease expired once too often (crash_limit)",
+    "lease": "crashed (its process died, or its lease expired)",
+    "poison": "crashed once too often (crash_limit)",
     "unknown_step": "left to other workers (this worker does not have the step)",
     "shutdown": "given back (the worker shut down)",
     "rejoin": "waits again (a child was retried)",

@@ -107,7 +107,7 @@ class ProcessPool:
             StepTimeoutError: the step ran for too long.
         """
         async with self._free:
-            process = self._idle.pop() if self._idle else await self._started()
+            process = self._take_idle() or await self._started()
             is_good = False
             try:
                 answer = await self._ask(process, Request(execution, may_chain), timeout, channel)
@@ -128,6 +128,18 @@ class ProcessPool:
         self._idle.clear()
         if self._exiting:
             await asyncio.wait(self._exiting, timeout=shutdown_timeouts.KILLED_PROCESSES)
+
+    def _take_idle(self) -> _Process | None:
+        """Take an idle process. One that has died meanwhile, for example by the OOM killer, is discarded."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.is_alive:
+                return process
+            _log.warning(
+                "an idle process of the pool died (pid %s); the next step gets a new one", process.pid
+            )
+            self._discard(process)
+        return None
 
     async def _started(self) -> _Process:
         process = await _Process.start()
@@ -233,6 +245,22 @@ class _Process:
         finally:
             theirs.close()
         return cls(process, *await asyncio.open_connection(sock=ours))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not exited. Asks the system: asyncio may not have noticed the exit yet."""
+        if self._process.returncode is not None or self._reader.at_eof():
+            return False
+        if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+            return True
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
 
     async def ask(self, message: Any, kind: Any) -> Any:
         """Send a message and return the reply."""
