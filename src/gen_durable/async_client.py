@@ -1550,14 +1550,15 @@ class AsyncClient:
 
         Raises:
             NoTargetError: there is no such instance.
-            UnknownStepError: the machine of the reference does not have the step.
+            UnknownStepError: the machine does not have the step. Of an id or a key: no version of it that workers have
+                registered has it.
             NotDoneError: with `raise_failed=True`, it failed or was cancelled.
         """
         seconds = None if timeout is None else checked_delay(timeout, "timeout").total_seconds()
         condition = _verbs.checked_until(until, target)
         database, waiting = self._database, self._waiting
         assert waiting is not None  # noqa: S101 - created with the database
-        id = await database.run(_verbs.resolve(target, "wait"))
+        id = await database.run(_verbs.open_wait(target, condition))
         try:
             async with asyncio.timeout(seconds):
                 row = await waiting.until(id, condition)
@@ -1670,6 +1671,7 @@ class AsyncClient:
 
         Raises:
             NoTargetError: there is no such instance, or the collector has removed it.
+            UsageError: the machine of the reference declares streams, and none with this name.
             DecodeError: an item does not fit the type of the stream.
         """
         following, database = self._following, self._database

@@ -246,6 +246,32 @@ class M(Machine[int, None]):
 """,
         [("signal.undeclared", "first"), ("step.unknown", "first")],
     ),
+    "undeclared stream by name": (
+        """
+class M(Machine[int, None]):
+    tokens = Stream("tokens", str)
+    @step
+    async def first(self, ctx):
+        await ctx.publish(self.tokens, "a")
+        await ctx.publish("tokns", "b")
+        return Done(None)
+""",
+        [("stream.undeclared", "first")],
+    ),
+    "undeclared stream in a helper": (
+        """
+OTHER = Stream("other", str)
+class M(Machine[int, None]):
+    tokens = Stream("tokens", str)
+    @step
+    def first(self, ctx):
+        self.say(ctx)
+        return Done(None)
+    def say(self, ctx):
+        ctx.close_stream_sync(OTHER)
+""",
+        [("stream.undeclared", "first")],
+    ),
     "signal attribute that does not exist": (
         """
 class M(Machine[int, None]):

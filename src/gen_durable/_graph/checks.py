@@ -24,6 +24,7 @@ CODES: Final = (
     "step.no_end",
     "loop.busy",
     "signal.undeclared",
+    "stream.undeclared",
     "call.unawaited",
     "state.unstorable",
     "definition.invalid",
@@ -39,7 +40,8 @@ def check(*machines: Insertable[Any, Any]) -> list[Finding]:
         assert check(Checkout, Refund) == []
 
     Finds: unknown steps, steps that no path leads to, steps without a path to an end, loops that neither wait nor end,
-    awaited signals that the machine does not declare, calls of `ctx.publish`, `ctx.close_stream` and `ctx.checkpoint`
+    awaited signals that the machine does not declare, streams that it does not declare although it declares others,
+    calls of `ctx.publish`, `ctx.close_stream` and `ctx.checkpoint`
     without `await`, and types that cannot be stored. The command is `gen-durable check`.
 
     Args:

@@ -26,9 +26,9 @@ from ..machine import Machine
 from ..outcome import Await, Cancel, Discard, Done, Next, Retry, RetryAfter, ScheduleChildren, Stop
 from ..refs import Insertable, Spec
 from ..signals import Signal
+from .context_calls import stream_names, unawaited_calls
 from .model import CANCELLED, DONE, FAILED, HANDLE, Edge, EdgeKind, Graph, Node
 from .source import FunctionNode, Scope, argument, function_node, own_nodes, source_line
-from .unawaited import unawaited_calls
 
 __all__ = ["Reading", "read"]
 
@@ -48,7 +48,7 @@ class Reading(msgspec.Struct, frozen=True):
 
     graph: Graph
     findings: tuple[Finding, ...]
-    """Targets that do not exist, undeclared signals, calls without `await`, targets that could not be read."""
+    """Targets that do not exist, undeclared names, calls without `await`, targets that could not be read."""
     raising: frozenset[str]
     """Steps with a `raise` statement: an exception may end the instance."""
     undoing: frozenset[str] = frozenset()
@@ -205,6 +205,7 @@ class _Reader:
         scope = Scope(function, node, self._class)
         if (function, not is_returned) not in self._visited:
             self._find_unawaited(scope)
+            self._find_undeclared_streams(scope)
         calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
         returned = set(map(id, _returned_calls(node)))
         for call in sorted(calls, key=lambda each: (each.lineno, each.col_offset)):
@@ -462,6 +463,20 @@ class _Reader:
             where = f"{self._name()} of machine '{self._definition.name}'"
             what = f"{where} calls {called} without await, so the call does nothing"
             self._find("call.unawaited", what, fix, scope, call)
+
+    def _find_undeclared_streams(self, scope: Scope) -> None:
+        declared = self._definition.streams
+        for call, name in stream_names(scope) if declared else ():
+            if name not in declared:
+                self._find(
+                    "stream.undeclared",
+                    f"{self._name()} publishes to stream '{name}', which machine '{self._definition.name}' does not "
+                    f"declare{did_you_mean(name, tuple(declared))}",
+                    f'declare it in the class: {name if name.isidentifier() else "stream"} = Stream("{name}", …)',
+                    scope,
+                    call,
+                    stream=name,
+                )
 
     def _mark_unread(self, scope: Scope, node: ast.AST, what: str) -> None:
         step = self._definition.steps.get(self._source)

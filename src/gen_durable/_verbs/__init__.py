@@ -77,7 +77,7 @@ from .searches import complete, find, find_count
 from .signals import receive, signal, signal_with_reason
 from .tail import Tail
 from .transitions import history_of
-from .waits import UNTIL_WORDS, Poll, Wait, checked_until, current
+from .waits import UNTIL_WORDS, Poll, Wait, checked_until, current, open_wait, unknown_step
 from .watches import WatchFollow, change_of, open_watch
 
 __all__ = [

@@ -9,10 +9,12 @@ from .._checks import checked_int
 from .._core.stream_cursor import StreamCursor
 from .._db import streams
 from .._db.plan import Plan
+from .._dictionary import did_you_mean
 from .._typing import ItemT
+from ..errors import UsageError
 from ..refs import Target
 from ..streams import Stream, StreamItem, stream_of
-from .common import resolve
+from .common import definition_of_target, resolve
 
 __all__ = ["StreamFollow", "open_stream"]
 
@@ -24,10 +26,23 @@ def open_stream(
     target: Target, stream: Stream[ItemT] | str, after: StreamItem[Any] | int
 ) -> Plan[StreamCursor[ItemT]]:
     """Return a cursor of a stream."""
+    if isinstance(stream, str):
+        _check_declared(stream, target)
     stream = stream_of(stream)
     position = after.position if isinstance(after, StreamItem) else after
     checked_int(position, "after", 0, 2**63 - 1)
     return StreamCursor((yield from resolve(target, f"stream '{stream.name}'")), stream, position)
+
+
+def _check_declared(name: str, target: Target) -> None:
+    """Refuse a name that the machine of a reference does not declare. Of an id or a key, the machine is not known."""
+    definition = definition_of_target(target)
+    if definition is None or not definition.streams or name in definition.streams:
+        return
+    raise UsageError(
+        f"machine '{definition.name}' declares no stream '{name}'{did_you_mean(name, tuple(definition.streams))}",
+        f"give a declared stream ({', '.join(definition.streams)}), or Stream({name!r}) for one that is not declared",
+    )
 
 
 class StreamFollow(Generic[ItemT]):

@@ -9,7 +9,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 from .._checks import checked_name
 from .._core.change_cursor import ChangeCursor, Condition, EndCursor, wait_cursor
-from .._db import changes, snapshots
+from .._db import changes, machines, snapshots
+from .._db.compatibility import known_steps
 from .._db.plan import Plan
 from .._dictionary import did_you_mean
 from .._polling import Pace
@@ -19,7 +20,7 @@ from ..instance import Instance, Status
 from ..refs import Target, Until
 from .common import definition_of_target, read, resolve
 
-__all__ = ["UNTIL_WORDS", "Poll", "Wait", "checked_until", "current"]
+__all__ = ["UNTIL_WORDS", "Poll", "Wait", "checked_until", "current", "open_wait", "unknown_step"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -68,6 +69,37 @@ def checked_until(until: Until, target: Target) -> Condition:
     return Condition("parked" in wanted, frozenset(statuses), frozenset(steps))
 
 
+def open_wait(target: Target, condition: Condition) -> Plan[int]:
+    """Return the id of the instance of a wait.
+
+    Raises:
+        UnknownStepError: workers have registered the machine of the instance, and no version of it has the step.
+    """
+    id = yield from resolve(target, "wait")
+    if condition.steps and definition_of_target(target) is None:
+        unknown = yield from unknown_step(id, condition)
+        if unknown is not None:
+            raise unknown
+    return id
+
+
+def unknown_step(id: int, condition: Condition) -> Plan[UnknownStepError | None]:
+    """Find a step of a condition that no version of the machine of an instance has. `None` if that is not certain."""
+    row = yield from snapshots.get(id)
+    if row is None:
+        return None
+    versions = [each for each in (yield from machines.list_machines()) if each.name == row["fsm"]]
+    if not versions or not all(each.steps for each in versions):
+        return None
+    steps = dict.fromkeys(step for each in versions for step in each.steps)
+    # Live workers know former names of steps as well.
+    live = yield from known_steps()
+    former = {step for (name, _), names in live.items() if name == row["fsm"] for step in names}
+    for step in sorted(condition.steps - steps.keys() - former - {row["step"]}):
+        return UnknownStepError(row["fsm"], step, tuple(steps), "until=")
+    return None
+
+
 def _step_names(name: str, target: Target) -> tuple[str, ...]:
     """Return a step name with the former names of the step."""
     definition = definition_of_target(target)
@@ -107,7 +139,7 @@ class Wait:
         """
         if not self._ids:
             for place, target in enumerate(self._targets):
-                self._ids.append((yield from resolve(target, "wait")))
+                self._ids.append((yield from open_wait(target, self._conditions[place])))
                 self._open[place] = wait_cursor(self._ids[place], self._conditions[place])
         if self._open:
             yield from self._look()
