@@ -67,6 +67,16 @@ def test_until_parked_returns_at_an_await(gd: Gd, shop: Harness) -> None:
     assert gd("wait", 1, "--timeout", "50ms").exit_code == 3
 
 
+def test_until_a_step_that_the_machine_does_not_have_is_named(gd: Gd, shop: Harness) -> None:
+    shop.insert(Checkout, {})
+    code, _, errors = output(gd("wait", 1, "--until", "step:shp", "--timeout", "100ms"))
+    assert code == 3
+    assert errors.startswith(
+        "-- --until: machine 'Checkout' has no step 'shp'; did you mean 'ship'? Use one of its steps (start, ship)"
+    )
+    assert "--until: " not in output(gd("wait", 1, "--until", "step:ship", "--timeout", "100ms"))[2]
+
+
 def test_wait_for_a_running_instance(gd: Gd, shop: Harness) -> None:
     shop.insert(Checkout, {})
     cancelling = threading.Timer(0.3, shop.cancel, [1])

@@ -52,6 +52,22 @@ def values(items: Iterable[StreamItem[Any]]) -> list[Any]:
     return [item.value for item in items]
 
 
+@pytest.mark.clause("STR-13")
+async def test_stream_that_the_machine_of_a_reference_does_not_declare(client: Any, db: Any) -> None:
+    chat = await client.insert(Chat, None)
+    await append(db, chat.id, ['"a"'], "debug")
+    await end(db, chat.id)
+    problem = (
+        r"machine 'Chat' declares no stream 'tokns'; did you mean 'tokens'\? Give a declared stream \(tokens"
+    )
+    with pytest.raises(UsageError, match=problem):
+        await read(client, chat, "tokns")
+    with pytest.raises(UsageError, match=r"or Stream\('debug'\) for one that is not declared"):
+        await read(client, chat, "debug")
+    assert values(await read(client, chat, Stream("debug"))) == ["a"]
+    assert values(await read(client, chat.id, "debug")) == ["a"]
+
+
 async def test_pages_of_compressible_items_are_bounded(client: Any, db: Any, database: Database) -> None:
     """PostgreSQL compresses these items to about 1 percent."""
     chat = await client.insert(Chat, None)
@@ -91,9 +107,9 @@ async def test_stream_takes_a_name_and_any_target(client: Any, db: Any) -> None:
     await append(db, chat.id, ['"x"'])
     await end(db, chat.id)
     for target in (chat, chat.id, "chat:1", Ref(Chat, "chat:1")):
-        assert values(await read(client, target, "log")) == [{"a": 1}]
+        assert values(await read(client, target, Stream("log"))) == [{"a": 1}]
     assert values(await read(client, chat, Chat.tokens)) == ["x"]
-    assert values(await read(client, chat, "nothing")) == []
+    assert values(await read(client, chat, Stream("nothing"))) == []
 
 
 async def test_after_continues_behind_an_item_or_position(client: Any, db: Any) -> None:
@@ -137,7 +153,7 @@ async def test_long_streams_are_read_in_pages(client: Any, db: Any) -> None:
     await append(db, chat.id, [f'"{"x" * 600_000}"'] * 3, "large")
     await end(db, chat.id)
     assert values(await read(client, chat, Chat.tokens)) == [str(n) for n in range(4500)]
-    assert len(await read(client, chat, "large")) == 3
+    assert len(await read(client, chat, Stream("large"))) == 3
 
 
 async def test_stream_of_an_unknown_target_raises(client: Any) -> None:

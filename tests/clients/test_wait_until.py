@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from gen_durable import Ref, Status
+from gen_durable._db.insert import register
+from gen_durable._db.pool import Database
+from gen_durable._graph.description import describe
 from gen_durable.errors import UnknownStepError, UsageError
 from tests.clients.machines import Checkout, Order
 
@@ -100,6 +103,24 @@ async def test_invalid_until_is_rejected(client: Any) -> None:
             await client.wait(order, until=until, timeout=LONG)
         with pytest.raises(UsageError, match=problem):
             await client.wait_all([order], until=until, timeout=LONG)
+
+
+@pytest.mark.clause("WAIT-3")
+async def test_unknown_step_of_an_id_or_a_key_is_rejected(client: Any, database: Database, db: Any) -> None:
+    order = await client.insert(Checkout, Order(1), correlation_key="order:1")
+    # No worker has registered the machine: the step may exist.
+    assert not (await client.wait(order.id, until=("step", "shp"), timeout=SOON)).is_finished
+    await database.run(register([describe(Checkout)]))
+    for target in (order.id, "order:1"):
+        for until in list[Any]([("step", "shp"), {"finished", ("step", "shp")}]):
+            with pytest.raises(
+                UnknownStepError, match="until=: machine 'Checkout' has no step 'shp'; did you mean 'ship'"
+            ):
+                await client.wait(target, until=until, timeout=LONG)
+        assert not (await client.wait(target, until=("step", "ship"), timeout=SOON)).is_finished
+    # The instance may be at a former name of a step.
+    await set_row(db, step="'shp'")
+    assert (await client.wait(order.id, until=("step", "shp"), timeout=LONG)).step == "shp"
 
 
 async def test_unknown_step_of_a_typed_target_is_rejected(client: Any) -> None:

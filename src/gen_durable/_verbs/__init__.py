@@ -139,6 +139,7 @@ __all__ = [
     "newest_audit",
     "newest_executions",
     "open_stream",
+    "open_wait",
     "open_watch",
     "page",
     "pause_confirmation",
@@ -175,6 +176,7 @@ __all__ = [
     "stop_batch",
     "stored_graphs",
     "timeline",
+    "unknown_step",
     "verb_of",
     "workers",
 ]

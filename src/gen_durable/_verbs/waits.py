@@ -77,13 +77,13 @@ def open_wait(target: Target, condition: Condition) -> Plan[int]:
     """
     id = yield from resolve(target, "wait")
     if condition.steps and definition_of_target(target) is None:
-        unknown = yield from unknown_step(id, condition)
+        unknown = yield from unknown_step(id, condition, "until=")
         if unknown is not None:
             raise unknown
     return id
 
 
-def unknown_step(id: int, condition: Condition) -> Plan[UnknownStepError | None]:
+def unknown_step(id: int, condition: Condition, where: str) -> Plan[UnknownStepError | None]:
     """Find a step of a condition that no version of the machine of an instance has. `None` if that is not certain."""
     row = yield from snapshots.get(id)
     if row is None:
@@ -96,7 +96,7 @@ def unknown_step(id: int, condition: Condition) -> Plan[UnknownStepError | None]
     live = yield from known_steps()
     former = {step for (name, _), names in live.items() if name == row["fsm"] for step in names}
     for step in sorted(condition.steps - steps.keys() - former - {row["step"]}):
-        return UnknownStepError(row["fsm"], step, tuple(steps), "until=")
+        return UnknownStepError(row["fsm"], step, tuple(steps), where)
     return None
 
 

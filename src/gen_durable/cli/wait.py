@@ -112,13 +112,9 @@ async def _wait(
 ) -> tuple[Row, int]:
     async with db.open() as database:
         row, is_over = await _get(database, to), False
-        if (unknown := await database.run(_verbs.unknown_step(row["id"], condition))) is not None:
-            hint = did_you_mean(unknown.step, unknown.known)
-            click.echo(
-                f"-- machine {clean(unknown.machine)} has no step '{clean(unknown.step)}'{hint}; it has: "
-                f"{clean(', '.join(unknown.known))}",
-                err=True,
-            )
+        unknown = await database.run(_verbs.unknown_step(row["id"], condition, "--until"))
+        if unknown is not None:
+            click.echo(f"-- {clean(str(unknown))}", err=True)
         waiting = Waiting(database)
         show = show_progress(waiting, row["id"]) if shows_progress else _show_status(database, row)
         showing = asyncio.get_running_loop().create_task(show)
