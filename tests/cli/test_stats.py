@@ -9,9 +9,12 @@ import select
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gen_durable._db.failures import StatementError
+from gen_durable.cli import stats
 from gen_durable.cli.stats import _shared
 from gen_durable.testing import Harness
 from tests.cli.conftest import Gd, output, parsed, refused
@@ -37,7 +40,7 @@ def test_stats(gd: Gd) -> None:
         ["Checkout", "1", "1", "-"],
         ["Parcel", "2", "-", "1"],
     ]
-    assert "ended in the last 5 minutes: 0.0 done/s, 0.0 failed/s, 0.0 cancelled/s" in lines
+    assert "ended in the last 5 minutes: 0.0 done/s, 0.2 failed/min, 0.0 cancelled/s" in lines
     assert any(line.startswith("SLOWEST STEPS (last 2 executions)") for line in lines)
     assert {line.split()[0] for line in lines if ".start" in line or ".pack" in line} == {
         "Checkout.start",
@@ -45,6 +48,40 @@ def test_stats(gd: Gd) -> None:
     }
     assert lines[-1].split()[:3] == ["Parcel.pack", "1", "-"]
     assert lines[-1].endswith("ValueError: lost\\nin the post")
+
+
+@pytest.mark.usefixtures("busy")
+def test_stats_name_the_last_instance_that_failed(gd: Gd) -> None:
+    head, line = gd("stats").stdout.splitlines()[-2:]
+    assert head.split() == ["FAILURES", "FAILED", "CONTINUED", "LAST", "INSTANCE", "ERROR"]
+    assert line.split()[4:6] == ["ago", "2"]
+
+
+@pytest.mark.usefixtures("busy")
+def test_top_retries_while_the_database_is_unreachable(gd: Gd, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = stats._with_queues
+    answers = iter([None, StatementError("", "[Errno 2] No such file or directory"), None])
+
+    def fragile() -> Any:
+        match next(answers, "end"):
+            case "end":
+                raise KeyboardInterrupt
+            case StatementError() as error:
+                raise error
+            case _:
+                return (yield from read())
+
+    monkeypatch.setattr(stats, "_with_queues", fragile)
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: True)
+    for name, value in {"TERM": "xterm", "COLUMNS": "100", "LINES": "60"}.items():
+        monkeypatch.setenv(name, value)
+    code, shown, _ = output(gd("top", "--interval", "10ms"))
+    first, outage, again = COLOURS.sub("", shown).split("Ctrl-C ends")[:3]
+    assert code == 0
+    assert "database unreachable; retrying: [Errno 2] No such file or directory" in outage
+    assert "unreachable" not in first
+    assert "MACHINE" in outage
+    assert "MACHINE" in again
 
 
 @pytest.mark.usefixtures("busy")
@@ -60,6 +97,7 @@ def test_stats_of_an_empty_database(gd: Gd, shop: Harness) -> None:
     code, shown, errors = output(gd("stats"))
     assert (code, errors) == (0, "")
     assert "no failures in the sample" in shown
+    assert shown.startswith("no instances\n")
 
 
 def test_machines(gd: Gd, shop: Harness) -> None:

@@ -18,6 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import _verbs
+from .._backoff import backoff_seconds
+from .._db.failures import StatementError, is_outage, is_race
 from .._db.plan import Plan
 from ..instance import Status
 from ..operations import QueueStatus
@@ -46,6 +48,9 @@ _WIDE: Final = 500
 # Of `top`: the lines that are not rows of its tables.
 _FRAME: Final = 12
 _MIN_ERROR: Final = 12
+# Of `top`: seconds between two tries while the database is unreachable.
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 5.0
 
 
 @click.command()
@@ -80,7 +85,7 @@ def stats(db: DatabaseOptions, as_json: bool) -> None:
 def top(db: DatabaseOptions, interval: timedelta) -> None:
     """Show queues, machines, slow steps and failures, live. End it with Ctrl-C.
 
-    The numbers are those of `stats` and `queues`.
+    The numbers are those of `stats` and `queues`. While the database is unreachable, it retries.
     """
     if not sys.stdout.isatty():
         raise Failure("top needs a terminal. In a script, use: gen-durable stats --json")
@@ -92,10 +97,26 @@ async def _show_live(db: DatabaseOptions, interval: timedelta) -> None:
     console = open_console()
     async with db.open() as database:
         with Live(console=console, auto_refresh=False, screen=True) as live:
+            shown: list[RenderableType] = []
+            tries = 0
             while True:
-                found, queues = await database.run(_with_queues())
-                live.update(Group(*_screen(found, queues, interval, console)), refresh=True)
+                try:
+                    found, queues = await database.run(_with_queues())
+                except StatementError as error:
+                    # `watch` and `tail` retry the same errors.
+                    if not is_outage(error) and not is_race(error):
+                        raise
+                    tries += 1
+                    live.update(Group(_outage(error), *shown), refresh=True)
+                    await asyncio.sleep(backoff_seconds(tries, base=_FIRST_PAUSE, cap=_LONGEST_PAUSE))
+                    continue
+                tries, shown = 0, list(_screen(found, queues, interval, console))
+                live.update(Group(*shown), refresh=True)
                 await asyncio.sleep(interval.total_seconds())
+
+
+def _outage(error: StatementError) -> Text:
+    return Text(f"database unreachable; retrying: {clean(str(error))}\n", style="red")
 
 
 def _with_queues() -> Plan[tuple[Stats, Sequence[QueueStatus]]]:
@@ -138,7 +159,7 @@ def _head(found: Stats, interval: timedelta) -> RenderableType:
 def _parts(found: Stats, most: Sequence[int], width: int) -> Iterator[RenderableType]:
     """Yield the tables of machines, steps and failures. `most` has the maximum number of rows of each."""
     of_machines, of_steps, of_failures = most
-    yield _machines(found, of_machines)
+    yield _machines(found, of_machines) if found.machines else Text("no instances")
     yield Text(f"\n{_rates(found)}\n")
     if found.steps:
         yield _steps(found, of_steps)
@@ -150,8 +171,15 @@ def _parts(found: Stats, most: Sequence[int], width: int) -> Iterator[Renderable
 
 
 def _rates(found: Stats) -> str:
-    ends = ", ".join(f"{rate:.1f} {status}/s" for status, rate in found.per_second.items())
+    ends = ", ".join(_rate(rate, status) for status, rate in found.per_second.items())
     return f"ended in the last 5 minutes: {ends}"
+
+
+def _rate(per_second: float, status: str) -> str:
+    """Format a rate per second, or a low one per minute."""
+    if 0 < per_second < 1:
+        return f"{per_second * 60:.1f} {status}/min"
+    return f"{per_second:.1f} {status}/s"
 
 
 def _machines(found: Stats, most: int) -> Table:
@@ -204,18 +232,19 @@ def _failures(found: Stats, most: int, width: int) -> Table:
             f"{clean(each.machine)}.{clean(each.step)}",
             str(each.failed or "-"),
             str(each.continued or "-"),
-            f"{age_text(found.at - each.last_at)} ago, {each.instance_id}",
+            f"{age_text(found.at - each.last_at)} ago",
+            str(each.instance_id),
             clean(each.last_error or each.error),
         )
         for each in found.failures
     ]
-    heads = ("FAILURES", "FAILED", "CONTINUED", "LAST")
+    heads = ("FAILURES", "FAILED", "CONTINUED", "LAST", "INSTANCE")
     widths = [
         max(map(cell_len, column)) for column in zip(heads, *(line[:-1] for line in lines), strict=True)
     ]
     table = _table()
     for head, needed in zip(heads, widths, strict=True):
-        justify: JustifyMethod = "right" if head in ("FAILED", "CONTINUED") else "left"
+        justify: JustifyMethod = "right" if head in ("FAILED", "CONTINUED", "INSTANCE") else "left"
         table.add_column(head, justify=justify, width=needed, no_wrap=True)
     rest = max(width - sum(widths) - 2 * len(heads), _MIN_ERROR)
     table.add_column("ERROR", no_wrap=True, overflow="ellipsis", max_width=rest)
