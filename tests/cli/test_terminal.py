@@ -76,11 +76,11 @@ def test_wait_shows_progress_on_a_terminal(shop: Harness, on_a_terminal: Termina
     assert code == 3
     plain = COLOURS.sub("", seen)
     assert (
-        "Checkout 1 has status awaiting_signal at step 'ship': waiting for signal payment"
+        "Checkout 1 has status awaiting_signal at step ship: waiting for signal payment"
         in plain.split("still")[0]
     )
     assert plain.rstrip().endswith(
-        "Checkout 1 still has status awaiting_signal at step 'ship': waiting for signal payment"
+        "Checkout 1 still has status awaiting_signal at step ship: waiting for signal payment"
     )
 
 
@@ -148,7 +148,7 @@ def test_watch_shows_a_table_of_the_latest_states(shop: Harness, sql: Any, on_a_
     assert code == 0
     plain = COLOURS.sub("", seen)
     assert plain.split()[:6] == ["ID", "MACHINE", "STEP", "STATUS", "ATTEMPT", "NOTE"]
-    assert "1  step 'start' execution 1: await" in plain
+    assert "1  step start execution 1: await" in plain
     assert [line.split()[3] for line in plain.splitlines()[-2:]] == ["cancelled", "cancelled"]
 
 

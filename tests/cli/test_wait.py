@@ -39,9 +39,9 @@ def test_failed_and_cancelled_exit_with_1(gd: Gd, shop: Harness) -> None:
     assert output(failed) == (
         1,
         "",
-        "Parcel 1 has status failed at step 'pack': ValueError: lost\\nin the post\n",
+        "Parcel 1 has status failed at step pack: ValueError: lost\\nin the post\n",
     )
-    assert output(gd("wait", 2)) == (1, "", "Checkout 2 has status cancelled at step 'start'\n")
+    assert output(gd("wait", 2)) == (1, "", "Checkout 2 has status cancelled at step start\n")
     as_json = gd("wait", 2, "--json")
     assert (as_json.exit_code, '"status":"cancelled"' in as_json.stdout) == (1, True)
 
@@ -51,7 +51,7 @@ def test_timeout_exits_with_3(gd: Gd, shop: Harness) -> None:
     shop.insert(Checkout, {})
     began = time.monotonic()
     late = gd("wait", 1, "--timeout", "300ms")
-    assert output(late) == (3, "", "Checkout 1 still has status runnable at step 'start'\n")
+    assert output(late) == (3, "", "Checkout 1 still has status runnable at step start\n")
     assert 0.3 <= time.monotonic() - began < 3
 
 
@@ -62,7 +62,7 @@ def test_until_parked_returns_at_an_await(gd: Gd, shop: Harness) -> None:
     assert output(parked) == (
         0,
         "",
-        "Checkout 1 has status awaiting_signal at step 'ship': waiting for signal payment\n",
+        "Checkout 1 has status awaiting_signal at step ship: waiting for signal payment\n",
     )
     assert gd("wait", 1, "--timeout", "50ms").exit_code == 3
 

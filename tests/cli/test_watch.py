@@ -28,10 +28,11 @@ def test_watch_prints_each_change_until_the_end(gd: Gd, shop: Harness) -> None:
     code, lines, errors = output(gd("watch", "order:1"))
     paying.join()
     assert (code, errors) == (0, "")
-    first, *_, last = lines.splitlines()
+    head, first, *_, last = lines.splitlines()
+    assert head.split() == ["ID", "MACHINE", "STEP", "STATUS", "ATTEMPT", "NOTE"]
     assert first.split()[:4] == ["1", "Checkout", "start", "runnable"]
     assert last.split()[3] == "done"
-    assert "step 'start' execution 1: " in lines
+    assert "step start execution 1: " in lines
 
 
 def test_watch_prints_json_lines(gd: Gd, shop: Harness) -> None:
@@ -43,7 +44,8 @@ def test_watch_prints_json_lines(gd: Gd, shop: Harness) -> None:
 
 
 def test_watch_of_an_unknown_instance_is_refused(gd: Gd) -> None:
-    assert refused(gd("watch", 4711)).startswith("cannot watch: there is no instance 4711")
+    assert refused(gd("watch", 4711)) == refused(gd("wait", 4711))
+    assert refused(gd("watch", "order:9")) == refused(gd("wait", "order:9"))
     assert gd("watch").exit_code == 2
 
 

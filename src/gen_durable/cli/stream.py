@@ -12,10 +12,13 @@ import click
 import msgspec
 
 from .. import _verbs
+from .._db import snapshots
 from .._runtime.follow import follow
+from ..errors import NoTargetError
 from ..streams import StreamItem
 from .connection import DatabaseOptions, database_options
 from .declared import undeclared
+from .failure import no_instance
 from .options import target
 from .rows import clean
 
@@ -60,7 +63,12 @@ async def _stream(
 ) -> None:
     execution: int | None = None
     async with db.open() as database:
-        cursor = await database.run(_verbs.open_stream(to, name, after))
+        try:
+            cursor = await database.run(_verbs.open_stream(to, name, after))
+        except NoTargetError as error:
+            raise no_instance(to) from error
+        if await database.run(snapshots.get(cursor.id)) is None:
+            raise no_instance(to)
         if warning := await database.run(undeclared(cursor.id, "stream", name)):
             click.echo(f"-- {warning}", err=True)
         source = _verbs.StreamFollow(cursor)
@@ -80,7 +88,7 @@ async def _stream(
 
 def _heading(item: StreamItem[Any]) -> str:
     at = f"position {item.position}, execution {item.execution}"
-    return f"-- {at}: step '{clean(item.step)}', attempt {item.attempt + 1}"
+    return f"-- {at}: step {clean(item.step)}, attempt {item.attempt + 1}"
 
 
 def _text(value: Any) -> str:

@@ -184,4 +184,6 @@ def _summary(row: Row, still: str) -> str:
     end = f": {details}" if details else ""
     if row["collected_at"] is not None:
         end += f"; {removed_text(row)}"
-    return f"{clean(row['fsm'])} {row['id']} {still}has status {row['status']} at step '{clean(row['step'])}'{end}"
+    return (
+        f"{clean(row['fsm'])} {row['id']} {still}has status {row['status']} at step {clean(row['step'])}{end}"
+    )

@@ -18,11 +18,14 @@ from rich.text import Text
 from .. import _verbs
 from .._core.change_cursor import ChangeCursor
 from .._core.records import record_of
+from .._db import snapshots
 from .._db.failures import StatementError
 from .._polling import Pace
 from .._runtime.database_status import DatabaseRetry
 from .._runtime.waiting import Waiting
+from ..refs import target_value
 from .connection import DatabaseOptions, database_options
+from .failure import no_instance
 from .options import target
 from .rows import STYLES, clean, instance_json, note
 from .selection import Selection, filter_options, read_options
@@ -68,6 +71,9 @@ def tail(db: DatabaseOptions, as_json: bool, **filters: Any) -> None:
 
 async def _watch(db: DatabaseOptions, targets: Sequence[int | str], *, as_json: bool) -> None:
     async with db.open() as database:
+        for one in targets:
+            if await database.run(snapshots.get(target_value(one))) is None:
+                raise no_instance(one)
         cursors = [await database.run(_verbs.open_watch(one, None)) for one in targets]
         waiting, printer = Waiting(database), _Printer(as_json=as_json, is_live=not as_json)
 
@@ -107,12 +113,13 @@ async def _tail(db: DatabaseOptions, selection: Selection, *, as_json: bool) -> 
 
 
 class _Printer:
-    """Prints changes: as JSON, as lines or, live, as lines above a table of the latest states."""
+    """Prints changes: as JSON, as lines below a heading or, live, as lines above a table of the latest states."""
 
     def __init__(self, *, as_json: bool, is_live: bool = False) -> None:
         console = open_console()
         self._as_json = as_json
         self._rows: dict[int, _Row] = {}
+        self._has_heading = False
         self._live = (
             Live(console=console, auto_refresh=False)
             if is_live and sys.stdout.isatty() and console.is_terminal
@@ -131,6 +138,9 @@ class _Printer:
             return
         lines = [_execution_line(one) for one in executions]
         if self._live is None:
+            if not self._has_heading:
+                self._has_heading = True
+                click.echo("  ".join(_COLUMNS))
             lines.append(_line(row))
             click.echo("\n".join(lines))
             return
@@ -160,7 +170,7 @@ def _execution_line(one: _Row) -> str:
     began = one["started_at"] or one["leased_at"]
     took = "" if began is None else f" after {(one['finished_at'] - began).total_seconds():.3f} s"
     error = f": {clean(one['error'])}" if one["error"] else ""
-    words = f"{one['finished_at'].astimezone():%H:%M:%S}  {one['job_id']}  step '{clean(one['step'])}'"
+    words = f"{one['finished_at'].astimezone():%H:%M:%S}  {one['job_id']}  step {clean(one['step'])}"
     return f"{words} execution {one['attempt']}: {one['outcome']}{took}{error}"
 
 
