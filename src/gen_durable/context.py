@@ -259,7 +259,7 @@ class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
         self.emitted.append(event)
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """Tell how far this step is: `ctx.progress(12, 20, "page 12")`. For `async def` and plain `def` steps.
+        """Report how far this step is: `ctx.progress(12, 20, "page 12")`. For `async def` and plain `def` steps.
 
         The call only keeps the values in memory, so it may be called in every iteration. The worker stores the latest
         ones about once per second; clients read them as `instance.progress`. They stay for a retry of this step; the

@@ -339,7 +339,7 @@ class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=Tr
     forked_seq: int | None = None
     """The transition of that instance after which it started."""
     progress: Progress | None = None
-    """What its current step has told `ctx.progress`; `None` if it has told nothing."""
+    """What its current step has reported by `ctx.progress`; `None` if it has reported nothing."""
     checkpoint: Any = None
     """The last value that its current step gave to `ctx.checkpoint`; `None` if there is none."""
 

@@ -17,7 +17,7 @@ _MAX_MESSAGE: Final = 1000
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a step is, as it has told `ctx.progress`. `str()` of it is one line: `12 of 20 (60%): page 12`."""
+    """How far a step is, as it has reported by `ctx.progress`. `str()` of it is one line: `12 of 20 (60%): page 12`."""
 
     done: int | float
     total: int | float | None = None

@@ -145,7 +145,7 @@ class Executing(_Reason, frozen=True, kw_only=True, tag="executing"):
     is_any_worker_live: bool = True
     """Whether a live worker can take it back."""
     progress: Progress | None = None
-    """How far the step is, if it tells."""
+    """How far the step is, if it reports progress."""
 
     def __str__(self) -> str:
         since = f" since {_moment(self.since)}" if self.since else ""
@@ -240,6 +240,8 @@ class Retrying(_Reason, frozen=True, kw_only=True, tag="retrying"):
     def __str__(self) -> str:
         limit = "" if self.max_attempts is None else f" of {self.max_attempts}"
         times = f"{self.attempts}{limit} time{'s' if (self.max_attempts or self.attempts) != 1 else ''}"
+        if self.attempts == 1 and self.max_attempts is None:
+            times = "once"
         what = "failed" if self.last_error is not None or self.crashes else "returned Retry"
         died = (
             f"; its process died in the last {'attempt' if self.crashes == 1 else f'{self.crashes} attempts'}"

@@ -243,7 +243,7 @@ async def test_closing_the_client_ends_its_readers(durable_dsn: str) -> None:
         chat = await client.insert(Chat, None)
         reading = asyncio.ensure_future(read(client, chat, Chat.tokens))
         await asyncio.sleep(0.05)
-    with pytest.raises(NotConnectedError):
+    with pytest.raises(NotConnectedError, match=r"use it inside `async with AsyncClient\(...\)"):
         await reading
 
 

@@ -208,7 +208,7 @@ def test_stop_names_the_clients_and_changes_nothing(
     assert (refused.code, refused.out) == (1, "")
     first, client, *_ = refused.err.splitlines()
     assert first == (
-        f"nothing was changed: the embedded server in {environment} has clients. To stop it all the same: --force"
+        f"nothing was changed: the embedded server in {environment} has clients. To stop it anyway: --force"
     )
     assert client.startswith(f"  client pid {worker.pid}: ")
     assert "app.py" in client

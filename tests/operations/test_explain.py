@@ -470,7 +470,7 @@ async def test_parked_instance_names_lasting_obstacles(
         ),
         (
             Retrying(step="charge", attempts=1, last_error="KeyError: 7"),
-            "step charge failed 1 time: KeyError: 7",
+            "step charge failed once: KeyError: 7",
         ),
         (
             Retrying(step="charge", attempts=3, max_attempts=5, crashes=2),
@@ -478,7 +478,7 @@ async def test_parked_instance_names_lasting_obstacles(
         ),
         (
             Retrying(step="charge", attempts=1, crashes=1),
-            "step charge failed 1 time; its process died in the last attempt",
+            "step charge failed once; its process died in the last attempt",
         ),
         (
             Retrying(step="poll", attempts=2, until=NINE),

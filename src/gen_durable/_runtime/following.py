@@ -31,8 +31,8 @@ _LEAST: Final = 10
 class Following(Poller):
     """Polls all streams whose readers wait for items, in one statement.
 
-    A reader that works on its items is not polled for. So a slow reader holds one page, and one that stops reading
-    holds nothing.
+    A reader that works on its items is not polled for. So a slow reader keeps one page in memory, and a reader
+    that has stopped keeps nothing.
     """
 
     name = "stream"

@@ -55,7 +55,7 @@ class Poller:
         return max(pause, took)
 
     def _not_connected(self) -> NotConnectedError:
-        return NotConnectedError("client", "async with")
+        return NotConnectedError("AsyncClient", "async with")
 
     def _start(self) -> None:
         """Poll, before a waiter is added."""

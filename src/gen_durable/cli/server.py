@@ -33,7 +33,7 @@ def start(as_json: bool) -> None:
     """Start the embedded server, keep it running, and print its DSN.
 
     It runs until `db stop`, also without workers and clients: export GEN_DURABLE_DSN=$(gen-durable db start). It is the
-    server of GEN_DURABLE_HOME, or of the current directory; --dsn and GEN_DURABLE_DSN do not matter. Its data is
+    server of GEN_DURABLE_HOME, or of the current directory; --dsn and GEN_DURABLE_DSN are ignored. Its data is
     created if it does not exist. Safe to repeat. Only the DSN is on stdout.
 
     After a restart of the machine, it starts with the next worker or client, or with `db start`.
@@ -148,7 +148,7 @@ def _warn_of_other_dsn(server: EmbeddedPostgres) -> None:
 
 def _stop_text(result: Stopped, home: Path) -> str:
     if not result.has_stopped:
-        return f"nothing was changed: the embedded server in {home} has clients. To stop it all the same: --force"
+        return f"nothing was changed: the embedded server in {home} has clients. To stop it anyway: --force"
     if not result.was_running:
         return f"the embedded server in {home} is not running"
     lost = "; it had clients" if result.clients or result.sessions else ""

@@ -137,7 +137,7 @@ class Stepper:
         self._executor = _LearningExecutor(self.registry, self._bounds, self._threads, self.learn)
         self._clock = DatabaseClock()
         self._is_draining = False
-        # The last progress that the running step has told.
+        # The last progress that the running step has reported.
         self._report: step_data.Report | None = None
         self.has_new_machines = False
         """Whether machines are not stored in the database yet."""

@@ -118,7 +118,7 @@ def context(
 
 
 def reported_progress(ctx: Context[Any], /) -> list[Progress]:
-    """Return everything that a step has told `ctx.progress` of a context of `context`, in order.
+    """Return everything that a step has reported by `ctx.progress` of a context of `context`, in order.
 
     ctx = context(Crawl(pages=20))
     await Crawler().crawl(ctx)

@@ -187,7 +187,7 @@ class ProcessPool:
 
 
 async def _pass_on(message: Report | Items, execution: Execution, channel: StepChannel) -> None:
-    """Pass on what a step tells, without a reply."""
+    """Pass on what a step reports, without a reply."""
     if isinstance(message, Report):
         channel.report(execution, message.progress)
         return
