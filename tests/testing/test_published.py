@@ -93,7 +93,7 @@ async def test_async_harness_streams(async_durable: AsyncHarness) -> None:
     await async_durable.drain()
     async with asyncio.timeout(20):
         assert [item.value async for item in async_durable.stream(ref, Speaker.words)] == ["a", "b"]
-    assert [item.value for item in async_durable.published(ref, "log")] == [{"said": 2}]
+    assert [item.value for item in async_durable.published(ref, Stream("log"))] == [{"said": 2}]
 
 
 def test_published_items_are_read_only_of_contexts_of_tests(durable: Harness) -> None:
