@@ -48,7 +48,7 @@ _TITLES: Final = {404: "There is nothing here", 405: "This method is not allowed
 _LOGIN_URL: Final = re.compile(r"/(?!/)|https?://")
 
 
-class _Login(msgspec.Struct, frozen=True, kw_only=True):
+class _Login(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     token: str = ""
     name: str = ""
     password: str = ""

@@ -22,6 +22,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .._dictionary import did_you_mean
 from .access import Role, User, allows
 from .board import Board
 from .problems import ProblemError, answer, problem_of
@@ -33,12 +34,13 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 Function: TypeAlias = Callable[..., Awaitable[Any]]
 
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
+_UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?", re.DOTALL)
 _MAX_BODY: Final = 4 * 2**20
 _BODY_SECONDS: Final = 30.0
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of a change that needs nothing but a reason."""
+class Reason(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of a change that needs nothing but a reason. Bodies refuse unknown fields: typos are not ignored."""
 
     reason: str = ""
     """For the audit log."""
@@ -162,7 +164,17 @@ async def body_of(request: Request, kind: type[StructT], most: int) -> StructT:
     try:
         return msgspec.json.decode(bytes(body) or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProblemError(422, "The body is not valid", str(error)) from None
+        raise ProblemError(422, "The body is not valid", _described(str(error), kind)) from None
+
+
+def _described(error: str, kind: type[msgspec.Struct]) -> str:
+    """Return the text of an error. An unknown field gets a hint: its name may be misspelt."""
+    if (found := _UNKNOWN_FIELD.fullmatch(error)) is None:
+        return error
+    name, place = found.groups()
+    known = [] if place else [field.encode_name for field in msgspec.structs.fields(kind)]
+    fields = f". Fields: {', '.join(known)}" if known else f", at {place}"
+    return f"unknown field {name!r}{did_you_mean(name, known) if known else ''}{fields}"
 
 
 endpoints: Final[dict[tuple[str, str], Endpoint]] = {}
