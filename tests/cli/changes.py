@@ -17,8 +17,6 @@ WITHOUT_AUDIT = {
 }
 # They have tests of their own: they create and drop the audit log.
 MIGRATIONS = {"db migrate", "db down"}
-# The changes of a batch have the reason of its start.
-CONTINUES = {"batches run"}
 
 _ADD: list[object] = ["schedules", "add", "nightly", "Parcel", "1", "--every", "1h"]
 _EVENTS = {"pause": "paused", "resume": "resumed", "trigger": "triggered", "rm": "removed"}
@@ -47,6 +45,7 @@ CHANGES: dict[str, tuple[list[list[object]], list[object], tuple[str, str]]] = {
         for verb, event in _EVENTS.items()
     },
     "outbox replay": ([], ["outbox", "replay", 1], ("#1", "replayed")),
+    "batches run": ([], ["batches", "run", 1], ("batch:1", "resumed")),
     "batches stop": ([], ["batches", "stop", 1], ("batch:1", "stopped")),
     "audit level": ([], ["audit", "level", "all"], ("audit", "set")),
 }

@@ -10,10 +10,11 @@ import pytest
 
 from gen_durable import AsyncClient, Spec, Status, Worker
 from gen_durable.dashboard import Dashboard, create_app
+from gen_durable.dashboard.endpoints import endpoints
 from gen_durable.dashboard.redaction import hide_secrets
 from gen_durable.dashboard.searching import checked
 from tests.dashboard.conftest import TOKENS, http_as
-from tests.dashboard.machines import MACHINES, Checkout, Order, fragile, parcel
+from tests.dashboard.machines import MACHINES, Checkout, Order, Payment, fragile, parcel
 
 
 async def ended(http: httpx.AsyncClient, id: int) -> dict[str, Any]:
@@ -331,3 +332,93 @@ async def test_read_only_dashboard_shows_batches_and_runs_none(client: AsyncClie
         assert (row["id"], row["status"], row["words"]) == (batch.id, "pending", "all instances")
         assert app._board.batches.is_idle
         assert (await http.post("/api/batches", json={"verb": "retry", "q": ""})).status_code == 403
+
+
+async def test_cancel_of_a_batch_can_skip_undo_steps(http: httpx.AsyncClient, client: AsyncClient) -> None:
+    await client.insert(parcel, 1)
+    body = {"verb": "cancel", "q": "machine:shop.parcel", "undo": False}
+    started = (await http.post("/api/batches", json=body)).json()
+    assert started["options"] == {"undo": "no"}
+    assert (await client.get_batch(started["id"])).options["undo"] is False
+    shown = await get(http, "/batches/preview", verb="cancel", q="machine:shop.parcel", undo=False)
+    assert shown["effect"].endswith("No undo steps run.")
+
+
+async def test_retry_of_a_batch_continues_at_another_step(
+    http: httpx.AsyncClient, client: AsyncClient, durable_dsn: str
+) -> None:
+    async with Worker(MACHINES, dsn=durable_dsn):
+        order = await client.insert(Checkout, Order(-1))
+        await client.wait(order)
+    body = {"verb": "retry", "q": "status:failed", "step": "nowhere"}
+    assert (await http.post("/api/batches", json=body)).status_code == 409
+    started = (await http.post("/api/batches", json=body | {"step": "ship"})).json()
+    assert (await ended(http, started["id"]))["result"] == "1 retried"
+    found = await client.get(order)
+    assert found is not None
+    assert (found.step, found.status) == ("ship", "runnable")
+    cancel = await http.post("/api/batches", json={"verb": "cancel", "q": "", "step": "ship"})
+    assert cancel.status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "detail"),
+    [
+        (
+            "/batches",
+            {"verb": "cancel", "q": "", "undoo": True},
+            "unknown field 'undoo'; did you mean 'undo'?",
+        ),
+        ("/instances/1/cancel", {"cascde": True}, "unknown field 'cascde'; did you mean 'cascade'?"),
+        ("/login", {"tokn": "x"}, "unknown field 'tokn'; did you mean 'token'?"),
+        ("/queues/mail/pause", {"xyz": 1}, "unknown field 'xyz'. Fields: reason"),
+        (
+            "/schedules/s",
+            {"machine": "m", "cron": "* * * * *", "options": {"x": 1}},
+            "unknown field 'x', at options",
+        ),
+    ],
+)
+async def test_unknown_fields_are_refused(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any], detail: str
+) -> None:
+    answer = await http.post(f"/api{path}", json=body)
+    assert (answer.status_code, answer.json()["title"]) == (422, "The body is not valid")
+    assert answer.json()["detail"].startswith(detail)
+
+
+def test_every_body_refuses_unknown_fields() -> None:
+    bodies = {one.body for one in endpoints.values() if one.body is not None}
+    assert [body for body in bodies if not body.__struct_config__.forbid_unknown_fields] == []
+
+
+async def test_preview_of_a_cascade_counts_descendants(
+    http: httpx.AsyncClient, client: AsyncClient, durable_dsn: str
+) -> None:
+    async with Worker([Checkout], dsn=durable_dsn):
+        order = await client.insert(Checkout, Order(1))
+        await client.signal(order, Checkout.paid, Payment(1))
+        await client.wait(order, until="awaiting_children")
+    for chosen in ({"q": "machine:shop.checkout"}, {"ids": str(order.id)}):
+        shown = await get(http, "/batches/preview", verb="cancel", **chosen)
+        assert (shown["count"], shown["descendants"]) == (1, 0)
+        shown = await get(http, "/batches/preview", verb="cancel", cascade=True, force=True, **chosen)
+        assert (shown["count"], shown["descendants"]) == (1, 2)
+        assert shown["text"] == "to cancel: 1 awaiting children, and 2 descendants"
+        assert shown["effect"].startswith("The outcomes of running steps are discarded.")
+    shown = await get(http, "/batches/preview", verb="cancel", cascade=True)
+    assert (shown["count"], shown["descendants"]) == (3, 0)  # the children match themselves
+    body = {"verb": "cancel", "q": "machine:shop.checkout", "cascade": True, "expected": 1}
+    started = await http.post("/api/batches", json=body)
+    assert (await ended(http, started.json()["id"]))["done"] == 3
+
+
+async def test_continued_batch_is_audited(http: httpx.AsyncClient, client: AsyncClient) -> None:
+    batch = await client.start_batch("cancel", parcel)
+    await http.post(f"/api/batches/{batch.id}/run", json={"reason": "the night is over"})
+    await ended(http, batch.id)
+    assert (await http.post(f"/api/batches/{batch.id}/run", json={})).status_code == 200
+    events = [one for one in await client.audit_log() if one.event == "resumed"]
+    assert [(one.subject, one.actor, one.reason) for one in events] == [
+        (f"batch:{batch.id}", "ann", "the night is over")
+    ]

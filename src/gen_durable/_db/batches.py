@@ -25,6 +25,7 @@ __all__ = [
     "list_batches",
     "page",
     "position",
+    "record_continue",
     "release",
     "selection",
     "start",
@@ -184,6 +185,11 @@ def page(
 def release(id: int, token: int, problem: str | None) -> Plan[None]:
     """Give up the lease of a batch after an error."""
     yield _SQL["release_batch"](id=id, token=token, problem=problem)
+
+
+def record_continue(id: int, reason: str | None, actor: str | None) -> Plan[None]:
+    """Audit that a caller continues a batch, unless it has ended."""
+    yield _SQL["record_continue"](id=id, reason=reason, actor=actor)
 
 
 def stop(id: int, reason: str | None, actor: str | None) -> Plan[bool]:

@@ -48,6 +48,11 @@ update gen_durable.batches b
    set lease_expires_at = null, runner = null, last_error = coalesce(:problem::text, b.last_error), updated_at = statement_timestamp()
  where b.id = :id::bigint and b.lease_token = :token::bigint and b.finished_at is null
 
+-- name: record_continue
+-- Audit that a caller continues a batch that has not ended.
+select gen_durable.audit_action('batch:' || b.id, 'resumed', :reason::text, :actor::text, jsonb_build_object('verb', b.verb))
+  from gen_durable.batches b where b.id = :id::bigint and b.finished_at is null
+
 -- name: stop_batch
 -- Stop a batch before its next page.
 select gen_durable.stop_batch(:id::bigint, :reason::text, :actor::text) as is_stopped

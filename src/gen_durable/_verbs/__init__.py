@@ -8,7 +8,10 @@ from __future__ import annotations
 from . import schedules
 from .batches import (
     BatchRun,
+    batch_filter,
     check_machines,
+    continue_batch,
+    count_descendants,
     get_batch,
     list_batches,
     preview_batch,
@@ -97,6 +100,7 @@ __all__ = [
     "audit_level",
     "audit_log",
     "audit_page",
+    "batch_filter",
     "cancel",
     "cancel_all",
     "cancel_batch",
@@ -110,7 +114,9 @@ __all__ = [
     "checked_until",
     "children",
     "complete",
+    "continue_batch",
     "count",
+    "count_descendants",
     "current",
     "definition_of_target",
     "delete_all",

@@ -15,7 +15,7 @@ import msgspec
 
 from .._checks import checked_id, checked_int, checked_name
 from .._db import batches as stored
-from .._db import insert_by_name, outbox, search
+from .._db import control, insert_by_name, outbox, search
 from .._db.failures import StatementError, is_outage, is_race
 from .._db.plan import Plan
 from .._db.sqlstates import KEY_TAKEN
@@ -28,7 +28,10 @@ from .reads import filter_of
 
 __all__ = [
     "BatchRun",
+    "batch_filter",
     "check_machines",
+    "continue_batch",
+    "count_descendants",
     "get_batch",
     "list_batches",
     "preview_batch",
@@ -67,8 +70,11 @@ def verb_of(
     force: bool = False,
     undo: bool = True,
     cascade: bool = False,
+    step: str | None = None,
 ) -> Verb:
-    """Return the change that a caller names."""
+    """Return the change that a caller names. `step`: where a retry continues."""
+    if step is not None and name != "retry":
+        raise UsageError(f"step= does not apply to {name}", "remove it")
     if name == "cancel":
         return Cancel(reason=reason, actor=actor, force=force, undo=undo, cascade=cascade)
     kinds: Mapping[str, type[Verb]] = {"retry": Retry, "delete": Delete, "restore": Restore}
@@ -76,6 +82,8 @@ def verb_of(
         raise UsageError(f"there is no batch verb {name!r}", "the verbs are cancel, retry, delete, restore")
     if force or cascade or not undo:
         raise UsageError(f"force=, undo= and cascade= do not apply to {name}", "remove them")
+    if name == "retry":
+        return Retry(reason=reason, actor=actor, step=None if step is None else checked_name(step, "step"))
     return kinds[name](reason=reason, actor=actor)
 
 
@@ -83,7 +91,7 @@ def preview_matching(
     verb: Verb, machine: Insertable[Any, Any] | str | None, filters: Mapping[str, Any]
 ) -> Plan[BatchPreview]:
     """Preview a batch of the instances that match the filters of a call."""
-    return (yield from preview_batch(verb, (yield from _wanted_by(verb, machine, filters))))
+    return (yield from preview_batch(verb, (yield from batch_filter(verb, machine, filters))))
 
 
 def start_matching(
@@ -95,7 +103,7 @@ def start_matching(
 ) -> Plan[Batch]:
     """Store a batch of the instances that a call selects: by ids or by filters."""
     if ids is None:
-        wanted = yield from _wanted_by(verb, machine, filters)
+        wanted = yield from batch_filter(verb, machine, filters)
         # With other filters, the search is a part of the selection only.
         where = filters["where"] if machine is None and filters.keys() == {"where"} else None
         return (yield from start_batch(verb, wanted, expected=expected, where=where))
@@ -104,7 +112,7 @@ def start_matching(
     return (yield from start_batch(verb, _checked_ids(ids), expected=expected))
 
 
-def _wanted_by(
+def batch_filter(
     verb: Verb, machine: Insertable[Any, Any] | str | None, filters: Mapping[str, Any]
 ) -> Plan[search.Filter]:
     """Return the filter of a caller, with the defaults of the verb."""
@@ -126,6 +134,22 @@ def preview_batch(verb: Verb, wanted: search.Filter) -> Plan[BatchPreview]:
         for row in (yield from search.tally(wanted))
     ]
     return BatchPreview(verb=verb.name, groups=tuple(groups), newest=newest[0] if newest else 0)
+
+
+def count_descendants(wanted: search.Filter, most: int) -> Plan[tuple[int, bool]]:
+    """Count the live descendants of the matching instances, which a cascade cancels as well.
+
+    Instances that match themselves do not count. Reads at most `most` matching instances and their descendants; returns
+    whether these are all.
+    """
+    ids = yield from search.ids(wanted, most + 1, None)
+    seen, live, parents = set(ids), set[int](), list(ids)
+    while parents and len(seen) <= most:
+        live.update((yield from control.live_children(parents)))
+        # A failed or cancelled instance may have live children.
+        parents = [id for id in (yield from control.unfinished_children(parents)) if id not in seen]
+        seen.update(parents)
+    return len(live.difference(ids)), not parents
 
 
 def check_machines(verb: Verb, names: Iterable[str]) -> Plan[None]:
@@ -211,6 +235,12 @@ def get_batch(id: int) -> Plan[Batch]:
 def list_batches(limit: int) -> Plan[Sequence[Batch]]:
     """Return the newest batches."""
     return (yield from stored.list_batches(checked_int(limit, "limit", 1, MAX_PAGE)))
+
+
+def continue_batch(id: int, reason: str | None, actor: str | None) -> Plan[Batch]:
+    """Audit that a caller continues a batch that has not ended; return it. It changes nothing until it is run."""
+    yield from stored.record_continue(checked_id(id), checked_reason(reason), checked_actor(actor))
+    return (yield from get_batch(id))
 
 
 def stop_batch(id: int, reason: str | None, actor: str | None) -> Plan[Batch]:

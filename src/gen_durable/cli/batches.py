@@ -113,7 +113,8 @@ def run(db: DatabaseOptions, id: int, reason: str | None, actor: str | None, as_
 
     async def run() -> Batch:
         async with db.open() as database:
-            return await run_to_end(database, await database.run(_verbs.get_batch(id)), actor=actor)
+            found = await database.run(_verbs.continue_batch(id, reason, actor))
+            return await run_to_end(database, found, actor=actor)
 
     batch = asyncio.run(run())
     print_result(batch, as_json=as_json)

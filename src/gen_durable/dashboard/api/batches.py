@@ -47,8 +47,7 @@ _ROLES: Final[Mapping[BatchVerb, Role]] = {
 
 
 _EFFECTS: Final[Mapping[InstanceVerb, str]] = {
-    "cancel": "Running steps finish first. Waiting instances are cancelled at once.",
-    "retry": "Each continues at the step where it ended, with the state that it had.",
+    "retry": "Each continues at the step where it ended, or at the one that you name, with the state that it had.",
     "delete": "They disappear from lists. Restore undoes it until retention removes them.",
     "restore": "They appear in lists again, with the status that they had.",
 }
@@ -117,7 +116,9 @@ class PreviewPage(msgspec.Struct, frozen=True, kw_only=True):
     """What a batch would change."""
 
     count: int
-    """Instances that would change. Send it as `expected` with the start."""
+    """Matching instances that would change. Send it as `expected` with the start."""
+    descendants: int
+    """Live descendants of the matching instances, which a cascade cancels as well. 10,000 or more means "at least"."""
     total: int
     """Instances that match."""
     text: str
@@ -139,6 +140,10 @@ class StartBody(Reason, frozen=True, kw_only=True):
     """Of a cancel: also all descendants."""
     force: bool = False
     """Of a cancel: also while a step executes, whose outcome is then discarded."""
+    undo: bool = True
+    """Of a cancel: run undo steps first."""
+    step: str | None = None
+    """Of a retry: continue at this step, each instance with its state; default: the step where it ended."""
 
 
 @get("/batches", summary="The newest batches")
@@ -166,15 +171,32 @@ def _batches() -> Plan[BatchesPage]:
 
 
 @get("/batches/preview", summary="What a batch would change")
-async def preview_batch(board: Board, *, verb: InstanceVerb, q: str = "", ids: str = "") -> PreviewPage:
+async def preview_batch(
+    board: Board,
+    *,
+    verb: InstanceVerb,
+    q: str = "",
+    ids: str = "",
+    cascade: bool = False,
+    force: bool = False,
+    undo: bool = True,
+) -> PreviewPage:
     """Count what a batch would change. `ids`: separated by commas, instead of a search."""
-    change = _verbs.verb_of(verb)
+    change = _verbs.verb_of(verb, cascade=cascade, force=force, undo=undo)
     if ids:
-        shown = await board.read(_verbs.preview_batch(change, _of_ids(change, _ids_of(ids))))
+        wanted = _of_ids(change, _ids_of(ids))
     else:
         checked(q, board.redact)
-        shown = await board.read(_verbs.preview_matching(change, None, {"where": q} if q.strip() else {}))
-    return PreviewPage(count=shown.count, total=shown.total, text=_preview_text(shown), effect=_EFFECTS[verb])
+        wanted = await board.read(_verbs.batch_filter(change, None, {"where": q} if q.strip() else {}))
+    shown = await board.read(_verbs.preview_batch(change, wanted))
+    below, is_exact = await board.read(_verbs.count_descendants(wanted, _MAX_IDS)) if cascade else (0, True)
+    return PreviewPage(
+        count=shown.count,
+        descendants=below if is_exact else max(below, _MAX_IDS),
+        total=shown.total,
+        text=_preview_text(shown, below, is_exact=is_exact),
+        effect=_effect(verb, force=force, undo=undo),
+    )
 
 
 @get("/batches/{id}", summary="One batch")
@@ -202,7 +224,9 @@ async def start_batch(board: Board, user: User, body: StartBody) -> BatchRow:
         reason=body.reason or None,
         actor=user.name,
         force=body.force,
+        undo=body.undo,
         cascade=body.cascade,
+        step=body.step or None,
     )
     where = {"where": body.q} if body.q is not None and body.q.strip() else {}
     try:
@@ -228,6 +252,7 @@ async def run_batch(board: Board, user: User, id: int, body: Reason) -> BatchRow
     if not allows(user.role, _ROLES[found.verb]):
         raise ProblemError(403, "Your role does not allow this", f"{found.verb} needs {_ROLES[found.verb]}.")
     if not found.is_over:
+        found = await board.change(_verbs.continue_batch(id, body.reason or None, user.name))
         board.batches.run(id)
     return _hidden(row_of(found), board.redact)
 
@@ -252,13 +277,24 @@ def _of_ids(change: Verb, ids: Sequence[int]) -> search.Filter:
     return search.Filter(ids=ids, **defaults)
 
 
-def _preview_text(shown: BatchPreview) -> str:
+def _effect(verb: InstanceVerb, *, force: bool, undo: bool) -> str:
+    """Return what a change does to each instance."""
+    if verb != "cancel":
+        return _EFFECTS[verb]
+    running = "The outcomes of running steps are discarded." if force else "Running steps finish first."
+    undone = "Undo steps run first, where there are any." if undo and not force else "No undo steps run."
+    return f"{running} Waiting instances are cancelled at once. {undone}"
+
+
+def _preview_text(shown: BatchPreview, below: int, *, is_exact: bool) -> str:
     changed: dict[str, int] = {}
     left: dict[str, int] = {}
     for group in shown.groups:
         counts = changed if group.outcome in CHANGED else left
         counts[group.status] = counts.get(group.status, 0) + group.count
     text = f"to {shown.verb}" + (f": {_listed(changed)}" if changed else "")
+    if below:
+        text += f"{', and' if changed else ':'} {below:,}{'' if is_exact else ' or more'} descendants"
     return text + (f". Unchanged: {_listed(left)}" if left else "")
 
 

@@ -7,7 +7,11 @@ import { Bars } from "../charts.js";
 // Changes of many instances: title, icon, role.
 const VERBS = { retry: ["Retry", "retry", "operate"], cancel: ["Cancel", "close", "operate"], delete: ["Delete", "trash", "admin"], restore: ["Restore", "retry", "admin"], replay: ["Replay", "retry", "operate"] };
 const path = (id, verb = "") => `/batches/${id}${verb}`;
-const checkbox = (name, label) => ({ name, label, type: "checkbox", value: false });
+const checkbox = (name, label, value = false) => ({ name, label, type: "checkbox", value });
+const FIELDS = {
+  cancel: [checkbox("cascade", "Also cancel all descendants"), checkbox("force", "Also while a step runs; discard its outcome"), checkbox("undo", "Run undo steps first", true)],
+  retry: [{ name: "step", label: "Step", hint: "Empty: the step where each ended." }],
+};
 
 /** Ask for a change of the instances `{q}` or `{ids}`, start it as a batch and follow it. */
 export function batch(verb, chosen, whom, onDone) {
@@ -15,11 +19,11 @@ export function batch(verb, chosen, whom, onDone) {
   let expected;
   confirm({
     title: `${title} ${whom}?`, verb: `${title} instances`, danger: verb === "cancel" || verb === "delete",
-    fields: verb === "cancel" ? [checkbox("cascade", "Also cancel all descendants"), checkbox("force", "Also while a step runs; discard its outcome")] : [],
-    preview: async () => {
-      const found = await api.get("/batches/preview", { params: { verb, ...chosen } });
+    fields: FIELDS[verb],
+    preview: async ({ step, ...values }) => {
+      const found = await api.get("/batches/preview", { params: { verb, ...chosen, ...values } });
       expected = found.count;
-      return { count: expected, text: `${found.text}. ${found.effect}` };
+      return { count: expected + found.descendants, text: `${found.text}. ${found.effect}` };
     },
     onYes: async (reason, values, report) => {
       const answer = await follow(await api.post("/batches", { verb, ...chosen, expected, reason, ...values }), report);
