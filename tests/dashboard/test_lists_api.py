@@ -175,6 +175,48 @@ async def test_attempts_that_were_repeated_are_grouped(
     }  # fmt: skip
 
 
+GROUPS = """
+update gen_durable.gen_durable g set last_error = case
+    when g.id <= 3 then 'timeout' when g.id <= 5 then 'timeout of the carrier' else g.id::text end"""
+
+
+@pytest.fixture
+async def many(client: AsyncClient, db: Any) -> None:
+    """Failures of three groups: the messages of one are parts of those of another, and one has only numbers."""
+    await client.insert_all([Spec(parcel, n) for n in range(1, 701)])
+    await db.execute(
+        "update gen_durable.gen_durable set status = 'failed', finished_at = now(), updated_at = now(), eligible_at = now()"
+    )
+    await db.execute(GROUPS)
+
+
+@pytest.mark.usefixtures("many")
+async def test_groups_of_failures_are_listed_and_retried_exactly(http: httpx.AsyncClient) -> None:
+    groups = {one["message"]: one for one in (await get(http, "/failures"))["groups"]}
+    assert {text: (one["count"], one["instances"]) for text, one in groups.items()} == {
+        "#": (695, 695), "timeout": (3, 3), "timeout of the carrier": (2, 2),
+    }  # fmt: skip
+    for one in groups.values():
+        assert f"fingerprint:{one['fingerprint']}" in one["q"]
+        assert (await get(http, "/batches/preview", verb="retry", q=one["q"]))["count"] == one["count"]
+        assert (await get(http, "/instances/counts", q=one["q"]))["count"] == one["count"]
+    page = await get(http, "/instances", q=groups["timeout"]["q"])
+    assert [row["id"] for row in page["items"]] == [3, 2, 1]
+    body = {"verb": "retry", "q": groups["#"]["q"], "expected": 695}
+    batch = await ended(http, (await http.post("/api/batches", json=body)).json()["id"])
+    assert batch["result"] == "695 retried"
+    assert (await get(http, "/failures"))["total"] == 5
+
+
+@pytest.mark.usefixtures("many")
+async def test_fingerprint_is_a_term_of_every_search(client: AsyncClient, http: httpx.AsyncClient) -> None:
+    one = next(one for one in (await get(http, "/failures"))["groups"] if one["message"] == "timeout")
+    name = f"fingerprint:{one['fingerprint']}"
+    assert await client.count(where=name) == 3
+    assert await client.count(where=f"status:failed -{name}") == 697
+    assert await client.count(where="fingerprint:000000000000") == 0
+
+
 async def test_nothing_failed(http: httpx.AsyncClient) -> None:
     for path in ("/failures", "/failures/raised"):
         page = await get(http, path)

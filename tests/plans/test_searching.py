@@ -52,6 +52,7 @@ INDEXED: Mapping[str, tuple[set[str], float]] = {
     f"key:order:{ENDED[3]}": (CORRELATION | UNIQUE, 40),
     "key:unique:15,nothing": (CORRELATION | UNIQUE, 60),
     "id:42,43,100000": (PKEY, 40),
+    "fingerprint:3fa90c21b7d4": (PKEY, 40),
     f"parent:{PARENTS[4]},{PARENTS[5]}": ({"gen_durable_parent"}, 120),
     "schedule:nightly,daily": ({"gen_durable_schedule"}, 20),
     "concurrency:key7,key8": (KEYED, 6000),

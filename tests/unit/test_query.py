@@ -93,6 +93,11 @@ def test_empty_search_has_no_terms() -> None:
         ("age:>1h,>2h", "'age' takes one value", (0, 11)),
         ("age:>1", "'1' is not a duration", (0, 6)),
         ("stuck:>200000d", "longer than 100 years", (0, 14)),
+        (
+            "fingerprint:3FA9",
+            "'3FA9' is not a fingerprint: 12 digits from 0 to f; copy it from the page Failures of the dashboard",
+            (0, 16),
+        ),
         ("attempt:>x", "'x' is not a whole number; write for example attempt:>3", (0, 10)),
         ("attempt:~3", "'attempt' takes no '~'", (0, 10)),
         ("priority:99999", "give a number from -32768 to 32767", (0, 14)),

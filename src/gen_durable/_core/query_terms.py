@@ -294,6 +294,15 @@ def _read_error(term: Term) -> Texts:
     return Texts(tuple(texts), tuple(parts))
 
 
+def _read_fingerprints(term: Term) -> Texts:
+    _no_operator(term)
+    for value in term.values:
+        if not re.fullmatch(r"[0-9a-f]{12}", value.text):
+            problem = f"'{cut(value.text)}' is not a fingerprint: 12 digits from 0 to f"
+            raise _error(term, problem, "copy it from the page Failures of the dashboard")
+    return Texts(tuple(value.text for value in term.values))
+
+
 def _read_ids(term: Term) -> Texts:
     """Ids as texts: they are only compared for equality."""
     _no_operator(term)
@@ -415,6 +424,12 @@ TERMS: Final = _infos(
     TermInfo("queue", _read_names, "queue:mail", "Queue."),
     TermInfo(
         "error", _read_error, "error:~timeout", "Part of the last error (~), or its class or whole text."
+    ),
+    TermInfo(
+        "fingerprint",
+        _read_fingerprints,
+        "fingerprint:3fa90c21b7d4",
+        "Group of failures, as the dashboard shows it.",
     ),
     TermInfo("state", _read_scalars, "state.order:42", "Value in the state."),
     TermInfo("age", _read_duration, "age:>1h", "Time since the insert."),

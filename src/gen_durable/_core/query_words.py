@@ -131,6 +131,7 @@ _PHRASES: Final[Mapping[str, Callable[[Term], str]]] = {
     "id": _whose("id"),
     "queue": _of("in queue"),
     "error": _error,
+    "fingerprint": _whose("failure fingerprint"),
     "state": _state,
     "age": _age,
     "stuck": _stuck,

@@ -1,4 +1,4 @@
-"""Reads that only the dashboard needs."""
+"""Reads of the dashboard, and of searches for groups of failures."""
 
 from __future__ import annotations
 

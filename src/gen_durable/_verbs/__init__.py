@@ -38,6 +38,7 @@ from .control import (
 )
 from .edits import check_by_name, check_change, edit
 from .event_tail import EventFollow, events_after
+from .failures import MOST_GROUPED, fingerprint_of, newest_failures
 from .follows import StreamFollow, open_stream
 from .forks import fork
 from .history import (
@@ -84,6 +85,7 @@ from .waits import UNTIL_WORDS, Poll, Wait, checked_until, current, open_wait, u
 from .watches import WatchFollow, change_of, open_watch
 
 __all__ = [
+    "MOST_GROUPED",
     "UNTIL_WORDS",
     "AuditWho",
     "BatchRun",
@@ -131,6 +133,7 @@ __all__ = [
     "explain",
     "find",
     "find_count",
+    "fingerprint_of",
     "fork",
     "get",
     "get_batch",
@@ -144,6 +147,7 @@ __all__ = [
     "machine_facts",
     "newest_audit",
     "newest_executions",
+    "newest_failures",
     "open_stream",
     "open_wait",
     "open_watch",

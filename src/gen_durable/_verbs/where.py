@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from .._core.query import Query, Term
+from .._core.query import Query, Term, Value
 from .._core.query_terms import (
     OF_ROW,
     Bound,
@@ -25,6 +25,7 @@ from .._db.plan import Plan
 from .._db.search import Condition, Filter
 from ..errors import UsageError
 from ..instance import LIVE_STATUSES, Status
+from .failures import ids_of_fingerprints
 
 __all__ = ["checked_query", "is_indexed", "narrowed"]
 
@@ -69,6 +70,8 @@ def checked_query(text: object) -> Query:
 
 def is_indexed(term: Term) -> bool:
     """Whether an index serves a term. Others are checked on a bounded number of rows per statement."""
+    if term.name == "fingerprint":
+        return not term.is_negated
     return not _narrow(Filter(), term, _ANY_TIME).is_bounded
 
 
@@ -95,6 +98,12 @@ def narrowed(
     if any(term.name in ("age", "stuck") for term in query.terms):
         now = yield from snapshots.now()
     for term in query.terms:
+        if term.name == "fingerprint":
+            # No column has it: it becomes the ids of the failed instances that have it now.
+            ids = yield from ids_of_fingerprints({value.text for value in term.values})
+            term = msgspec.structs.replace(term, name="id", values=tuple(Value(str(id)) for id in ids))
+            if not term.is_negated:
+                wanted = _with(wanted, "statuses", [Status.FAILED])
         wanted = _narrow(wanted, term, now)
     return wanted, query
 

@@ -90,7 +90,6 @@ def _attention(findings: Sequence[Finding], failures: FailuresPage) -> Plan[Atte
 
 
 def _failing(group: FailureGroup, severity: Severity) -> AttentionItem:
-    # A group without a search of its own is on the page of all groups.
     return AttentionItem(
         code="failures",
         severity=severity,
@@ -98,8 +97,8 @@ def _failing(group: FailureGroup, severity: Severity) -> AttentionItem:
         names=[str(group.count), group.machine, group.step],
         detail=group.example,
         since=group.last_at,
-        page="/failures" if group.ids else f"/instances?q={quote(group.q)}",
-        title="Failures" if group.ids else "Instances",
+        page=f"/instances?q={quote(group.q)}",
+        title="Instances",
     )
 
 

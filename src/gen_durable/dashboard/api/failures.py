@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
 import msgspec
 
-from ..._core.fingerprints import fingerprint, masked
+from ... import _verbs
+from ..._core.fingerprints import masked
 from ..._core.query import quoted
 from ..._db import dashboard, search, snapshots
 from ..._db.plan import Plan, Row
@@ -18,13 +18,11 @@ from ..endpoints import get
 
 __all__ = ["FailuresPage", "failure_groups", "failures", "failures_raised"]
 
-# The most failures that are grouped.
-_MOST: Final = 5000
 _MOST_COUNTED: Final = 10_000
 _MOST_GROUPS: Final = 200
 _SAMPLES: Final = 3
 _BUCKETS: Final = 36
-# Ids of a group that no search selects.
+# Instances of a group of attempts: they have no fingerprint.
 _MOST_IDS: Final = 500
 
 
@@ -40,6 +38,7 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     step: str
     versions: Sequence[int]
     count: int
+    """Failed instances, or attempts that were tried again."""
     counts: Sequence[int]
     """Over time, from `since` of the page to `at`."""
     first_at: datetime
@@ -47,9 +46,9 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     samples: Sequence[int]
     """The newest instances."""
     q: str
-    """The search for the instances of the group: it contains all parts of the message that do not vary."""
-    ids: Sequence[int]
-    """The instances, if the message has no such part, so that the search selects more; the newest 500."""
+    """The search for exactly these instances. Of attempts: for at most the newest 500 instances."""
+    instances: int
+    """How many instances the search selects."""
 
 
 class FailuresPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,17 +80,16 @@ def failure_groups() -> Plan[FailuresPage]:
     """Group the newest failed instances."""
     wanted = search.Filter(statuses=["failed"])
     total, _ = yield from search.count_up_to(wanted, _MOST_COUNTED)
-    ids = yield from search.ids(wanted, _MOST, None)
-    rows = yield from dashboard.newest_failed(ids, _MOST)
-    return _page((yield from snapshots.now()), max(total, len(rows)), rows, "failed")
+    rows = yield from _verbs.newest_failures()
+    return _page((yield from snapshots.now()), max(total, len(rows)), rows, are_failed=True)
 
 
 def _raised() -> Plan[FailuresPage]:
-    rows = yield from dashboard.newest_raised(_MOST)
-    return _page((yield from snapshots.now()), len(rows), rows, "retrying")
+    rows = yield from dashboard.newest_raised(_verbs.MOST_GROUPED)
+    return _page((yield from snapshots.now()), len(rows), rows, are_failed=False)
 
 
-def _page(at: datetime, total: int, rows: Sequence[Row], status: str) -> FailuresPage:
+def _page(at: datetime, total: int, rows: Sequence[Row], *, are_failed: bool) -> FailuresPage:
     since = min((row["at"] for row in rows), default=at)
     found: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
@@ -102,22 +100,22 @@ def _page(at: datetime, total: int, rows: Sequence[Row], status: str) -> Failure
         since=since,
         total=total,
         grouped=len(rows),
-        groups=[_group(of_group, since, at, status) for of_group in largest],
+        groups=[_group(of_group, since, at, are_failed=are_failed) for of_group in largest],
     )
 
 
-def _group(rows: Sequence[Row], since: datetime, at: datetime, status: str) -> FailureGroup:
+def _group(rows: Sequence[Row], since: datetime, at: datetime, *, are_failed: bool) -> FailureGroup:
     """Describe a group; its rows are the newest first."""
     newest = rows[0]
-    print_ = fingerprint(newest["error"])
+    text = masked(newest["error"])
     machine, step = newest["fsm"], newest["step"]
-    name = hashlib.sha256("\0".join((machine, step, print_.text)).encode()).hexdigest()[:8]
+    name = _verbs.fingerprint_of(machine, step, text)
     ids = list(dict.fromkeys(row["id"] for row in rows))
-    terms = [f"machine:{_value(machine)}", f"step:{_value(step)}", f"status:{status}"]
-    terms += [f"error:~{quoted(piece)}" for piece in print_.pieces]
+    chosen = ids if are_failed else ids[:_MOST_IDS]
+    terms = [f"machine:{_value(machine)}", f"step:{_value(step)}", "status:failed", f"fingerprint:{name}"]
     return FailureGroup(
         fingerprint=name,
-        message=print_.text,
+        message=text,
         example=newest["error"] or "",
         machine=machine,
         step=step,
@@ -127,8 +125,8 @@ def _group(rows: Sequence[Row], since: datetime, at: datetime, status: str) -> F
         first_at=rows[-1]["at"],
         last_at=newest["at"],
         samples=ids[:_SAMPLES],
-        q=" ".join(terms),
-        ids=[] if print_.pieces else ids[:_MOST_IDS],
+        q=" ".join(terms) if are_failed else f"id:{','.join(map(str, chosen))}",
+        instances=len(chosen),
     )
 
 

@@ -119,15 +119,14 @@ const Instances = ({ query }) => {
 };
 
 // Failures
-const Group = ({ kind, message, example, machine, step, ids, samples, versions, ...group }) => {
-  // Without a fixed part of the message, the search would select other groups too.
-  const q = ids[0] ? `id:${ids}` : group.q, list = search(q), where = `${machine} · ${step}`;
+const Group = ({ kind, message, example, machine, step, q, samples, versions, ...group }) => {
+  const list = search(q), where = `${machine} · ${step}`, n = num(group.count);
   return html`<div class="group" data-row tabindex="-1"><${Status} kind=${kind}>${""}<//><div><${Link} class="message" to=${list} title=${example}>${message || "No message"}<//>
       <div class="wrap small dim"><${Link} to=${`/m/${encodeURIComponent(machine)}?step=${encodeURIComponent(step)}`}>${where}<//><code>${group.fingerprint}</code>${versions[1] && `versions ${versions.join(", ")}`}<span>e.g. ${samples.map(id => html`<${Id} id=${id} /> `)}</span></div></div>
     <${Bars} values=${group.counts} kind=${kind} height=${26} label=${`${where} over time`} />
     <div class="seen"><${Time} at=${group.last_at} /><small>first <${Time} at=${group.first_at} /></small></div>
-    <${Link} class="n" to=${list}>${num(group.count)}<//>
-    ${kind === "fail" ? html`<${Change} verb="retry" onPick=${() => batch("retry", { q }, `failures of ${where}`)} />` : html`<${Button} small to=${list}>List<//>`}</div>`;
+    ${kind === "fail" ? html`<${Link} class="n" to=${list}>${n}<//>` : html`<span class="n">${n}</span>`}
+    ${kind === "fail" ? html`<${Change} verb="retry" onPick=${() => batch("retry", { q }, `failures of ${where}`)} />` : html`<${Button} small to=${list}>${plural(group.instances, "instance")}<//>`}</div>`;
 };
 
 const Failures = ({ query }) => {
