@@ -100,6 +100,8 @@ class EdgeRates(msgspec.Struct, frozen=True, kw_only=True):
     to_step: str | None
     """The step that the transition led to; `None` if it ended the instance, was aborted, or led to an undo step."""
     executions: int
+    started: int = 0
+    """Of them, the first executions of an instance."""
 
 
 class StepRates(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import httpx
 import psycopg
@@ -83,10 +84,10 @@ async def test_census_and_population_count_instances(http: httpx.AsyncClient, wa
 
 COUNTED = """
 insert into gen_durable.step_stats (fsm, bucket, worker, incarnation, version, step, outcome, cause, to_step, n, started, run, wait)
-select 'shop.checkout', date_bin('10 s', now(), 'epoch') - interval '60 s', 'w1', 1, row.*, 0, array_fill(0, array[8]) || row.n, '{}'
-  from (values (1, 'reserve', 'await', '', 'ship', 9), (1, 'reserve', 'stop', 'stop', '', 1), (1, 'ship', 'retry', 'error', '', 2),
-               (1, 'ship', 'schedule_children', '', 'close', 6), (1, 'ship', 'next', '', 'reserve', 2), (1, 'close', 'done', '', '', 5),
-               (2, 'close', 'next', '', 'ship', 7)) as row (version, step, outcome, cause, to_step, n);
+select 'shop.checkout', date_bin('10 s', now(), 'epoch') - interval '60 s', 'w1', 1, row.*, array_fill(0, array[8]) || row.n, '{}'
+  from (values (1, 'reserve', 'await', '', 'ship', 9, 4), (1, 'reserve', 'stop', 'stop', '', 1, 0), (1, 'ship', 'retry', 'error', '', 2, 0),
+               (1, 'ship', 'schedule_children', '', 'close', 6, 0), (1, 'ship', 'next', '', 'reserve', 2, 0), (1, 'close', 'done', '', '', 5, 0),
+               (2, 'close', 'next', '', 'ship', 7, 6), (2, 'ship', 'next', '', 'close', 8, 0)) as row (version, step, outcome, cause, to_step, n, started);
 insert into gen_durable.machine_stats (fsm, bucket, worker, incarnation, n, started, done, failed, cancelled, retried, raised, stopped, run, wait)
 select fsm, date_bin('10 s', now(), 'epoch') - interval '60 s', 'w1', 1, 25, 10, 5, 1, 0, 2, 2, 1, '{0,9}', '{0,0,9}'
   from unnest('{"",shop.checkout}'::text[]) as fsm;
@@ -104,7 +105,7 @@ def counted(worker: Worker, durable_dsn: str) -> None:
 async def test_rates_are_those_of_the_version(http: httpx.AsyncClient) -> None:
     rates = (await http.get("/api/machines/shop.checkout/rates?range=15m&step=ship")).json()
     assert {key: flow["count"] for key, flow in rates["flow"].items()} == {
-        "(start)>reserve": 10,
+        "(start)>reserve": 4,
         "reserve>ship": 9,
         "reserve>(failed)": 1,
         "ship>ship": 2,
@@ -118,7 +119,9 @@ async def test_rates_are_those_of_the_version(http: httpx.AsyncClient) -> None:
     assert figures == {"reserve": (10, 0, 1), "ship": (10, 2, 0), "close": (5, 0, 0)}
     assert rates["steps"]["ship"]["p95"] is not None
     assert (rates["total"]["started"], max(rates["series"]["done"])) == (10, 30)
-    assert max(rates["history"]) == 60
+    assert max(rates["history"]) == 60  # without the 8 of version 2
+    assert (rates["is_of_version"], rates["started"]) == (False, 4)
+    assert sum(rates["steps"]["close"]["run"]) == 5
     unknown = await http.get("/api/machines/shop.checkout/rates?version=9")
     assert (unknown.status_code, unknown.json()["title"]) == (404, "This machine is not registered")
 
@@ -192,9 +195,10 @@ def test_transitions_of_handle_begin_at_its_node() -> None:
 
 async def test_errors_are_those_of_the_machine(http: httpx.AsyncClient, worker: Worker) -> None:
     await worker.wait(await worker.insert(fragile, XSS))
-    [error] = (await http.get("/api/machines/shop.fragile/errors")).json()["errors"]
-    assert (error["error"], error["failed"]) == ("ValueError", 1)
-    assert (await http.get("/api/machines/shop.checkout/errors")).json() == {"errors": []}
+    [error] = (await http.get("/api/machines/shop.fragile/errors?version=1")).json()["groups"]
+    assert (error["count"], error["q"].endswith(f"fingerprint:{error['fingerprint']} version:1")) == (1, True)
+    for path in ("shop.fragile/errors?version=2", "shop.checkout/errors?version=1"):
+        assert (await http.get(f"/api/machines/{path}")).json()["groups"] == []
 
 
 async def test_insert_checks_the_state(http: httpx.AsyncClient, worker: Worker, client: AsyncClient) -> None:
@@ -250,7 +254,7 @@ async def test_picture_says_where_instances_are_and_follows_them(
         await expect(ship).to_have_attribute("aria-pressed", "true")
         panel = page.locator("section", has=page.get_by_role("heading", name="ship", exact=True))
         await expect(panel.get_by_role("link", name="paid")).to_have_attribute(
-            "href", "/instances?q=machine%3Ashop.checkout%20step%3Aship%20awaits%3Apaid"
+            "href", "/instances?q=machine%3Ashop.checkout%20version%3A1%20step%3Aship%20awaits%3Apaid"
         )
         await shot(page, "machine-step")
         await worker.signal(waiting, Checkout.paid, Payment(5))
@@ -275,12 +279,60 @@ async def test_picture_shows_rates_and_shares(log_in: LogIn) -> None:
         for text in ("close60 % 6", "reserve20 % 2", "again20 % 2"):
             await expect(panel).to_contain_text(text)
         await expect(panel.get_by_role("img", name=re.compile("Executions of ship .* to 60"))).to_be_visible()
-        await expect(page.get_by_role("link", name="Failed 17 % 1")).to_have_attribute(
-            "href", "/instances?q=machine%3Ashop.checkout%20status%3Afailed"
+        # The stored totals of a machine have no version, and another one executed too.
+        await expect(page.get_by_role("link", name="Failed 17 % 1 all versions")).to_have_attribute(
+            "href", "/instances?q=machine%3Ashop.checkout%20status%3Afailed%20ended%3A%3C15m"
+        )
+        await expect(page.get_by_role("link", name="v1 0 live")).to_have_attribute(
+            "href", "/instances?q=machine%3Ashop.checkout%20version%3A1%20status%3Alive"
         )
         await shot(page, "machine-rates")
         await page.get_by_role("button", name="24 h").click()
         await expect(page).to_have_url(re.compile("range=24h"))
+
+
+async def test_page_of_a_version_concerns_that_version(
+    log_in: LogIn, http: httpx.AsyncClient, worker: Worker, client: AsyncClient, db: Any
+) -> None:
+    """An older version has failed instances, and executes now."""
+    await worker.wait(await worker.insert(fragile, "page 1"))
+    await worker.wait(await worker.insert(fragile, "page 2"))
+    columns = [
+        row["column_name"]
+        for row in await db.fetch(
+            "select column_name from information_schema.columns where table_schema = 'gen_durable'"
+            " and table_name = 'machines' and column_name <> 'fsm_version'"
+        )
+    ]
+    names = ", ".join(columns)
+    await db.execute(
+        f"insert into gen_durable.machines (fsm_version, {names})"
+        f" select 7, {names} from gen_durable.machines where fsm = 'shop.fragile'"
+    )
+    await db.execute("update gen_durable.gen_durable set fsm_version = 7 where id = 2")
+    await db.execute(
+        "insert into gen_durable.step_stats (fsm, bucket, worker, incarnation, version, step, outcome, cause, to_step, n, started, run, wait)"
+        " values ('shop.fragile', now(), 'w', 1, 7, 'run', 'done', '', '', 5, 5, '{}', '{}')"
+    )
+    now = (await http.get("/api/machines/shop.fragile/census?version=1")).json()
+    assert now["flow"].get("run>(done)") is None
+    newest = (await http.get("/api/machines/shop.fragile/census?version=7")).json()
+    assert newest["flow"]["run>(done)"] == 5
+    async with log_in("operate", path="/m/shop.fragile?version=1&step=run") as page:
+        for name in ("Running, due", "Waiting", "Instances here", "ValueError: page #"):
+            link = page.get_by_role("link", name=name).first
+            await expect(link).to_have_attribute("href", re.compile("version%3A1"))
+        await page.get_by_role("button", name="Retry failed").first.click()
+        await expect(page.get_by_role("dialog")).to_contain_text("1 instance to retry: 1 failed")
+        await page.keyboard.press("Escape")
+        await page.get_by_role("button", name=re.compile("v1 ·")).press("Enter")
+        await expect(page.get_by_role("menuitem", name="v7")).to_be_visible()
+        assert await page.evaluate(MISSING_ICONS) == []
+
+
+MISSING_ICONS = """
+[...document.querySelectorAll("svg.icon use")].map(one => one.getAttribute("href")).filter(name => !document.querySelector(name))
+"""
 
 
 COUNT_DOTS = """
@@ -364,12 +416,12 @@ async def test_failed_instances_of_a_step_are_retried(log_in: LogIn, worker: Wor
     await worker.wait(await worker.insert(fragile, XSS))
     path = "/m/shop.fragile?step=run"
     async with log_in("read", path=path) as page:
-        await expect(page.get_by_text(f"ValueError: {XSS}")).to_be_visible()
+        await expect(page.get_by_text(f"ValueError: {XSS.replace('1', '#')}")).to_be_visible()
         for button in await page.get_by_role("button", name="Retry failed").all():
             await expect(button).to_be_disabled()
     async with log_in("operate", path=path) as page:
         await page.get_by_role("button", name="Retry failed").last.press("Enter")
-        dialog = page.get_by_role("dialog", name="Retry 1 failed of shop.fragile at run?")
+        dialog = page.get_by_role("dialog", name="Retry 1 failed of shop.fragile v1 at run?")
         await expect(dialog).to_contain_text("1 instance")
         await dialog.get_by_label("Reason").fill("paper is back")
         await dialog.get_by_role("button", name="Retry instances").click()

@@ -47,7 +47,7 @@ select n, case when n % 3 = 0 then 'shop.' || n % 2 when n % 7 = 0 then 'shop' e
        case when n % 5 = 0 then 'crm' when n % 7 = 0 then 'crm:' || n % 2 when n % 9 = 0 then 'crm2' end,
        case when n % 12 = 0 then case when n % 24 = 0 then '{"end": "failed"}' else '{"undone": []}' end::jsonb end,
        case when n % 9 = 0 then now() end, now() - (601 - n) * interval '1 minute' - interval '1 s', now(),
-       now() + (n % 5 - 2) * interval '1 minute', case when is_ended then now() end
+       now() + (n % 5 - 2) * interval '1 minute', case when is_ended then now() - n % 40 * interval '1 minute' - interval '1 s' end
   from generate_series(1, 600) as n
  cross join lateral (select (enum_range(null::gen_durable.durable_status))[1 + n / 2 % 7] as status) chosen
  cross join lateral (
@@ -149,6 +149,11 @@ _MATCHES: Final[Mapping[str, Callable[[Row, str, Compare], bool]]] = {
     "stuck": lambda row, text, compare: (
         row["finished_at"] is None and compare(row["now"] - row["updated_at"], _duration(text))
     ),
+    "ended": lambda row, text, compare: (
+        row["finished_at"] is not None
+        and row["status"] in TERMINAL_STATUSES
+        and compare(row["now"] - row["finished_at"], _duration(text))
+    ),
     "inserted": lambda row, text, compare: compare(row["inserted_at"], datetime.fromisoformat(text)),
     "attempt": lambda row, text, compare: compare(row["attempt"] + 1, int(text)),
 }
@@ -232,6 +237,7 @@ _VALUES: Final = {
 _SINGLE: Final = {
     "age": st.tuples(_one("<", "<=", ">", ">="), _one(*_DURATIONS)).map("".join),
     "stuck": st.tuples(_one("<", "<=", ">", ">="), _one(*_DURATIONS)).map("".join),
+    "ended": st.tuples(_one("<", "<=", ">", ">="), _one(*_DURATIONS)).map("".join),
 }
 
 

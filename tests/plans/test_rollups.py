@@ -62,7 +62,7 @@ async def test_step_rates_are_read_by_index(explainer: Explainer, wanted: TimeRa
     assert {each.step for each in found.steps} == {"a", "b", "c"}
     check(explained, {"step_stats_pkey"}, blocks)
     rows, explained = await explainer.run(
-        rollups.step_series("Machine1", "a", found.period, timedelta(minutes=5))
+        rollups.step_series("Machine1", 1, "a", found.period, timedelta(minutes=5))
     )
     # The first interval begins before the period.
     assert sum(row["executions"] for row in rows) >= found.steps[0].executions > 0

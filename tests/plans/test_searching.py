@@ -69,6 +69,7 @@ BOUNDED: Mapping[str, tuple[set[str], float]] = {
     "attempt:>3 status:failed": (RESTING | PKEY, CHECKED),
     "priority:10": (PKEY, CHECKED),
     "stuck:>10m status:waiting": (RESTING | PKEY, CHECKED),
+    "ended:<1h status:failed": (RESTING | PKEY, CHECKED),
     "awaits:paid": (RESTING | PKEY, CHECKED),
     "awaits:nothing machine:Machine2": (RESTING | PKEY, CHECKED),
     "worker:worker": (EXECUTING | PKEY, CHECKED),

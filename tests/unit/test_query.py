@@ -266,6 +266,7 @@ def test_numbers_are_ranges() -> None:
             "inserted:>=2026-11-01 awaits:paid",
             "instances inserted at or after 2026-11-01 that wait for signal paid",
         ),
+        ("status:failed ended:<1h", "failed instances that ended less than 1h ago"),
         ("stuck:>10m -key:a", "instances without key a that are live and unchanged for more than 10m"),
     ],
 )

@@ -434,6 +434,7 @@ TERMS: Final = _infos(
     TermInfo("state", _read_scalars, "state.order:42", "Value in the state."),
     TermInfo("age", _read_duration, "age:>1h", "Time since the insert."),
     TermInfo("stuck", _read_duration, "stuck:>10m", "Live, and time since the last change."),
+    TermInfo("ended", _read_duration, "ended:<1h", "Time since the end: done, failed or cancelled."),
     TermInfo("inserted", _read_moment, "inserted:>2026-11-01", "Time of the insert."),
     TermInfo("attempt", _numbers(0, 2**31), "attempt:>3", "Attempt at the current step; the first is 1."),
     TermInfo("awaits", _read_names, "awaits:paid", "Signal that it waits for."),

@@ -86,6 +86,11 @@ def _stuck(term: Term) -> str:
     return f"that are {_not(term)}live and unchanged for {_compared(term.values[0])}"
 
 
+def _ended(term: Term) -> str:
+    does = "did not end" if term.is_negated else "ended"
+    return f"that {does} {_compared(term.values[0])} ago"
+
+
 def _inserted(term: Term) -> str:
     (value,) = term.values
     return f"{_not(term)}inserted {_TIMES[value.operator]} {cut(value.text)}"
@@ -135,6 +140,7 @@ _PHRASES: Final[Mapping[str, Callable[[Term], str]]] = {
     "state": _state,
     "age": _age,
     "stuck": _stuck,
+    "ended": _ended,
     "inserted": _inserted,
     "attempt": _whose("attempt"),
     "awaits": _awaits,

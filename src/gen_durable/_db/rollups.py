@@ -134,9 +134,9 @@ def steps(fsm: str, period: timedelta) -> Plan[Rows]:
     return (yield _SQL["steps"](fsm=fsm, period=period))
 
 
-def step_series(fsm: str, step: str, period: timedelta, width: timedelta) -> Plan[Rows]:
-    """Read the executions of one step per `width`."""
-    return (yield _SQL["step_series"](fsm=fsm, step=step, period=period, width=width))
+def step_series(fsm: str, version: int, step: str, period: timedelta, width: timedelta) -> Plan[Rows]:
+    """Read the executions of one step in one version per `width`."""
+    return (yield _SQL["step_series"](fsm=fsm, version=version, step=step, period=period, width=width))
 
 
 def _moments(seconds: Iterable[int]) -> list[datetime]:

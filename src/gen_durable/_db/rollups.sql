@@ -197,17 +197,17 @@ select date_bin(:width::interval, b.bucket, 'epoch') as at, max(b.due) as due, m
 
 -- name: steps
 -- The executions of one machine since :period ago, by version, step, outcome, cause and next step.
-select row.version, row.step, row.outcome, row.cause, row.to_step, sum(row.n)::bigint as executions,
+select row.version, row.step, row.outcome, row.cause, row.to_step, sum(row.n)::bigint as executions, sum(row.started)::bigint as started,
        {run_sums}::bigint[] as run, {wait_sums}::bigint[] as wait
   from gen_durable.step_stats row
  where row.fsm = :fsm::text and row.bucket >= statement_timestamp() - :period::interval
  group by 1, 2, 3, 4, 5 order by 1, 2, 6 desc, 3, 4, 5
 
 -- name: step_series
--- The executions of one step per :width since :period ago.
+-- The executions of one step in one version per :width since :period ago.
 select date_bin(:width::interval, row.bucket, 'epoch') as at, sum(row.n)::bigint as executions
   from gen_durable.step_stats row
- where row.fsm = :fsm::text and row.step = :step::text
+ where row.fsm = :fsm::text and row.step = :step::text and row.version = :version::int
    and row.bucket >= date_bin(:width::interval, statement_timestamp() - :period::interval, 'epoch')
  group by 1 order by 1
 

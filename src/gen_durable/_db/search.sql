@@ -456,6 +456,8 @@ exists (select from unnest(:lows_{n}::bigint[], :highs_{n}::bigint[]) as range (
 -- part: if_stuck
 (g.finished_at is null and g.updated_at >= coalesce(:after_{n}::text::timestamptz, '-infinity')
  and g.updated_at < coalesce(:before_{n}::text::timestamptz, 'infinity'))
+-- part: if_ended
+(g.finished_at >= coalesce(:after_{n}::text::timestamptz, '-infinity') and g.finished_at < coalesce(:before_{n}::text::timestamptz, 'infinity'))
 -- part: if_error
 (g.last_error = any (:texts_{n}::text[]) or g.error ->> 'type' = any (:texts_{n}::text[])
  or exists (select from unnest(:parts_{n}::text[]) as part (text) where strpos(lower(g.last_error), lower(part.text)) > 0))

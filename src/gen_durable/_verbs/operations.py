@@ -25,7 +25,7 @@ from ..findings import Finding
 from ..limits import Limit, LimitKind, checked_limits, limit_name
 from ..operations import MachineInfo, QueueControl, QueueStatus, WorkerInfo
 from ..refs import Insertable
-from ..stats import Census, FailureGroup, Stats
+from ..stats import Census, Stats
 from .common import checked_actor, checked_reason, machine_name
 
 __all__ = [
@@ -41,7 +41,6 @@ __all__ = [
     "registered_machines",
     "remove_limit",
     "resume_queue",
-    "sampled_failures",
     "set_limit",
     "set_queue",
     "stats",
@@ -80,11 +79,6 @@ def machine_facts(name: str, version: int) -> Plan[stored_machines.RegisteredMac
 def stored_graphs(name: str | None = None) -> Plan[Sequence[stored_machines.StoredGraph]]:
     """Return the graphs that workers have stored, of one machine or of all machines, by name and version."""
     return (yield from stored_machines.stored_graphs(name))
-
-
-def sampled_failures() -> Plan[tuple[FailureGroup, ...]]:
-    """Group the failures of a sample of the newest executions, most first."""
-    return (yield from statistics.failures())
 
 
 def stats() -> Plan[Stats]:

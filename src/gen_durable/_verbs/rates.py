@@ -48,15 +48,18 @@ def rates(range_: TimeRange, machine: Insertable[Any, Any] | str | None) -> Plan
     )
 
 
-def step_rates(machine: Insertable[Any, Any] | str, range_: TimeRange) -> Plan[MachineRates]:
-    """Return what one machine has executed, by step and transition."""
+def step_rates(
+    machine: Insertable[Any, Any] | str, range_: TimeRange, version: int | None = None
+) -> Plan[MachineRates]:
+    """Return what one machine has executed, by step and transition. `version`: the figures of steps are of this one."""
     period, _ = _range(range_)
     name = machine_name(machine)
     at = yield from now()
     rows = yield from rollups.steps(name, period)
     by_step: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        by_step[row["step"]].append(row)
+        if version in (None, row["version"]):
+            by_step[row["step"]].append(row)
     steps = [_step(step, found) for step, found in by_step.items()]
     return MachineRates(
         at=at,
@@ -104,6 +107,7 @@ def _edge(row: Row) -> EdgeRates:
         cause=row["cause"] or None,
         to_step=row["to_step"] or None,
         executions=row["executions"],
+        started=row["started"],
     )
 
 

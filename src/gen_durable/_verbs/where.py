@@ -24,7 +24,7 @@ from .._db import machines, snapshots
 from .._db.plan import Plan
 from .._db.search import Condition, Filter
 from ..errors import UsageError
-from ..instance import LIVE_STATUSES, Status
+from ..instance import LIVE_STATUSES, TERMINAL_STATUSES, Status
 from .failures import ids_of_fingerprints
 
 __all__ = ["checked_query", "is_indexed", "narrowed"]
@@ -58,6 +58,7 @@ _STATUSES: Final[Mapping[str, Sequence[Status]]] = {
     "worker": (Status.EXECUTING,),
     "awaits": (Status.AWAITING_SIGNAL,),
     "stuck": LIVE_STATUSES,
+    "ended": TERMINAL_STATUSES,
 }
 
 
@@ -95,7 +96,7 @@ def narrowed(
     if default_statuses is not None and wanted.statuses is None and not names_status:
         wanted = _with(wanted, "statuses", default_statuses)
     now = None
-    if any(term.name in ("age", "stuck") for term in query.terms):
+    if any(term.name in ("age", "stuck", "ended") for term in query.terms):
         now = yield from snapshots.now()
     for term in query.terms:
         if term.name == "fingerprint":
@@ -131,7 +132,7 @@ def _narrow(wanted: Filter, term: Term, now: datetime | None) -> Filter:
             return _and(wanted, term, {"path": list(term.path), "values": list(meaning.values)})
         case Bound():
             after, before = _range(meaning, now)
-            if term.name == "stuck":
+            if term.name in ("stuck", "ended"):
                 # As text, like all values of a condition: a batch stores them as JSON.
                 moments = {"after": after and after.isoformat(), "before": before and before.isoformat()}
                 return _and(wanted, term, moments)

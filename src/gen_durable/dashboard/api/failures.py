@@ -16,7 +16,7 @@ from ..._db.plan import Plan, Row
 from ..board import Board
 from ..endpoints import get
 
-__all__ = ["FailuresPage", "failure_groups", "failures", "failures_raised"]
+__all__ = ["FailuresPage", "failure_groups", "failures", "failures_raised", "machine_errors"]
 
 _MOST_COUNTED: Final = 10_000
 _MOST_GROUPS: Final = 200
@@ -70,6 +70,15 @@ async def failures(board: Board) -> FailuresPage:
     return await board.cached("failures", 2.0, failure_groups)
 
 
+@get(
+    "/machines/{name}/errors",
+    summary="Failed instances of a version of a machine, grouped by message and step",
+)
+async def machine_errors(board: Board, name: str, *, version: int) -> FailuresPage:
+    """Group those of the newest 5,000 failed instances that are of this version."""
+    return await board.cached(f"errors:{name}:{version}", 10.0, lambda: _of_version(name, version))
+
+
 @get("/failures/raised", summary="Failed attempts that were tried again, grouped in the same way")
 async def failures_raised(board: Board) -> FailuresPage:
     """Group the newest failed attempts, from the records of the newest instances."""
@@ -82,6 +91,14 @@ def failure_groups() -> Plan[FailuresPage]:
     total, _ = yield from search.count_up_to(wanted, _MOST_COUNTED)
     rows = yield from _verbs.newest_failures()
     return _page((yield from snapshots.now()), max(total, len(rows)), rows, are_failed=True)
+
+
+def _of_version(name: str, version: int) -> Plan[FailuresPage]:
+    rows = yield from _verbs.newest_failures()
+    chosen = [row for row in rows if (row["fsm"], row["fsm_version"]) == (name, version)]
+    page = _page((yield from snapshots.now()), len(chosen), chosen, are_failed=True)
+    groups = [msgspec.structs.replace(one, q=f"{one.q} version:{version}") for one in page.groups]
+    return msgspec.structs.replace(page, groups=groups)
 
 
 def _raised() -> Plan[FailuresPage]:

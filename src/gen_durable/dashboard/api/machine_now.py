@@ -17,7 +17,7 @@ from ...stats import Awaited, CensusGroup, CensusState
 from ..board import Board
 from ..endpoints import get
 from ..live import topic
-from ..pictures import tabs_of
+from ..pictures import graph_of, tabs_of
 from .machine_rates import transitions
 
 __all__ = ["machine_census", "placed"]
@@ -59,7 +59,7 @@ class MachineNow(msgspec.Struct, frozen=True, kw_only=True):
     steps: Mapping[str, StepNow]
     """Steps with instances of this version."""
     flow: Mapping[str, int]
-    """Transitions committed in the current minute, by edge: `source>target`."""
+    """Transitions of the version that were committed in the current minute, by edge: `source>target`."""
 
 
 @get("/machines/{name}/census", summary="Where the instances of a machine are")
@@ -90,11 +90,12 @@ def _now(text: str) -> Plan[MachineNow]:
     # The counts only rise within a minute, so a page sees by how much. A second more: statements have later times.
     minute = timedelta(seconds=census.at.timestamp() % 60 + 1)
     edges = yield from _verbs.edge_rates(name, minute)
+    graph = None if one is None or one.graph is None else graph_of(one.graph)
     return MachineNow(
         at=census.at,
         live=live,
         steps={step: placed(groups, tabs.get(step, ())) for step, groups in by_step.items()},
-        flow=transitions(edges, None),
+        flow=transitions((edge for edge in edges if edge.version == version), graph),
     )
 
 

@@ -40,7 +40,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     """Of `raised` in `executions`."""
     p50: timedelta | None
-    """How long they took, in all versions of the machine."""
+    """How long they took."""
     p95: timedelta | None
     p99: timedelta | None
     run: Sequence[int]
@@ -71,15 +71,19 @@ class MachineFigures(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     period: timedelta
     total: RatePoint
-    """All versions."""
+    """Of all versions: the stored totals of a machine have no version."""
     series: Series
-    """All versions."""
+    """Of all versions."""
+    is_of_version: bool
+    """Whether no other version executed anything in this time, so that `total` and `series` are of this one."""
+    started: int
+    """Instances of the version whose first execution ended."""
     steps: Mapping[str, StepFigures]
     """Of the version."""
     flow: Mapping[str, Flow]
     """Transitions of the version, by edge: `source>target`; the most frequent first."""
     history: Sequence[float]
-    """Executions of the given step per minute, of all versions; empty without a step."""
+    """Executions of the given step per minute; empty without a step."""
 
 
 @get("/machines/{name}/rates", summary="What a machine executed, by step and transition")
@@ -95,16 +99,17 @@ async def machine_rates(
 
 def _rates(name: str, range_: TimeRange, one: StoredGraph, step: str) -> Plan[MachineFigures]:
     total = yield from _verbs.rates(range_, name)
-    by_step = yield from _verbs.step_rates(name, range_)
+    by_step = yield from _verbs.step_rates(name, range_, one.version)
     edges = [edge for edge in by_step.edges if edge.version == one.version]
     graph = None if one.graph is None else graph_of(one.graph)
     flow = transitions(edges, graph)
-    if graph is not None and total.total.started:
-        flow[f"{START}>{graph.initial}"] = total.total.started
+    started = sum(edge.started for edge in edges)
+    if graph is not None and started:
+        flow[f"{START}>{graph.initial}"] = started
     shown = intervals(total)
     history: dict[datetime, int] = {}
     if step:
-        rows = yield from rollups.step_series(name, step, by_step.period, total.width)
+        rows = yield from rollups.step_series(name, one.version, step, by_step.period, total.width)
         history = {row["at"]: row["executions"] for row in rows}
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for edge in edges:
@@ -114,6 +119,8 @@ def _rates(name: str, range_: TimeRange, one: StoredGraph, step: str) -> Plan[Ma
         at=total.at,
         period=by_step.period,
         total=total.total,
+        is_of_version=len(edges) == len(by_step.edges),
+        started=started,
         series=Series(
             started=per_minute(total, shown, {point.at: point.started for point in total.points}),
             done=per_minute(total, shown, {point.at: point.done for point in total.points}),

@@ -14,7 +14,7 @@ from ..._db.insert_by_name import NamedInsert
 from ..._db.machines import RegisteredMachine, StoredGraph
 from ..._db.plan import Plan
 from ..._graph.drawing import Drawing
-from ...stats import CensusState, FailureGroup
+from ...stats import CensusState
 from ..access import User
 from ..board import Board
 from ..endpoints import Reason, get, post
@@ -254,16 +254,3 @@ async def insert(board: Board, user: User, name: str, body: Insert) -> Inserted:
     made = await board.change(_verbs.insert_named(new, body.reason or None, user.name))
     text = "is inserted" if made.inserted else "has this key; nothing was inserted"
     return Inserted(id=made.id, is_new=made.inserted, status=made.status, text=f"Instance {made.id} {text}")
-
-
-class ErrorsPage(msgspec.Struct, frozen=True, kw_only=True):
-    """What executions of a machine failed with, in a sample of the newest ones."""
-
-    errors: Sequence[FailureGroup]
-
-
-@get("/machines/{name}/errors", summary="Errors of a machine, by step")
-async def machine_errors(board: Board, name: str) -> ErrorsPage:
-    """Return the groups of failures of one machine, most first."""
-    found = await board.cached("failures by error", 10.0, _verbs.sampled_failures)
-    return ErrorsPage(errors=[one for one in found if one.machine == name])

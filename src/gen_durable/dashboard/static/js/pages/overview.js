@@ -25,8 +25,8 @@ const Figures = ({ data, range }) => {
   const { total } = data, per = name => rate(total[name] / seconds(data.period)), ended = total.done + total.failed + total.cancelled;
   return html`<div class="figures">${[
     ["Started", per("started"), num(total.started), search(`age:<${range}`), data.started, "due"],
-    ["Done", per("done"), num(total.done), search("status:done"), data.done, "done"],
-    ["Failed", pct(ended ? total.failed / ended : 0), num(total.failed), search("status:failed"), data.failed, "fail", total.failed && "fail"],
+    ["Done", per("done"), num(total.done), search(`status:done ended:<${range}`), data.done, "done"],
+    ["Failed", pct(ended ? total.failed / ended : 0), num(total.failed), search(`status:failed ended:<${range}`), data.failed, "fail", total.failed && "fail"],
     ["Queue wait p95", dur(total.wait.p95), `p50 ${dur(total.wait.p50)}`, "/queues", data.wait.p95.map(seconds), "run"],
     ["Due now", count(data.due_now), `${num(data.executing_now)} running`, search("status:due"), data.due, "retry"],
     ["Waiting", count(data.waiting_now), "", search("status:waiting"), data.waiting, "wait"],
