@@ -20,15 +20,86 @@ CANARY = "hunter2-canary"
 
 @pytest.mark.parametrize(
     "key",
-    ["password", "passwords", "password_hash", "db_password_old", "PWD", "db_pwd", "access_token", "apiKey"],
+    [
+        *(
+            "password",
+            "passwords",
+            "password_hash",
+            "db_password_old",
+            "PWD",
+            "db_pwd",
+            "access_token",
+            "apiKey",
+        ),
+        *("api-key", "x-api-key", "X-API-Key", "APIKey", "API_KEYS", "access_key", "accessKeyId"),
+        *("aws_access_key_id", "AWS_SECRET_ACCESS_KEY", "private-key", "privateKeyPem", "signingKey"),
+        *(
+            "credit_card",
+            "creditCardNumber",
+            "credit-card",
+            "card-number",
+            "cardNo",
+            "pan",
+            "card_pan",
+            "cvv2",
+        ),
+        *("bearer", "bearer_auth", "jwt", "idJwt", "otp", "totp", "otp_code", "pin", "card_pin", "pinCode"),
+        *("passcode", "Passcode", "session_id", "sessionId", "sessionid", "SESSION-ID", "ssn", "user_pass"),
+        *("tokens", "access_tokens", "refreshToken", "set-cookie", "client.secret", "iban"),
+    ],
 )
 def test_values_of_these_keys_are_hidden(key: str) -> None:
     assert hide_secrets({"a": [{key: CANARY}]}) == {"a": [{key: HIDDEN}]}
 
 
-@pytest.mark.parametrize("key", ["passenger", "passport", "compass_course", "author", "number"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("passenger", "passport", "compass_course", "compass", "bypass", "author", "number", "keyboard"),
+        *(
+            "key",
+            "keys",
+            "primary_key",
+            "correlation_key",
+            "monkey",
+            "pinned",
+            "pins",
+            "spin",
+            "opinion",
+            "shipping",
+        ),
+        *("max_tokens", "promptTokens", "total_tokens", "token_count", "token_type", "tokens_per_second"),
+        *(
+            "session",
+            "sessions",
+            "card",
+            "cards",
+            "card_type",
+            "className",
+            "classname",
+            "company",
+            "span",
+            "panel",
+        ),
+        *(
+            "expansion",
+            "bearing",
+            "forbearer",
+            "accessibility",
+            "private",
+            "api",
+            "api_url",
+            "stop",
+            "option",
+        ),
+    ],
+)
 def test_values_of_other_keys_are_shown(key: str) -> None:
     assert hide_secrets({key: "x"}) == {key: "x"}
+
+
+def test_number_of_tokens_is_shown() -> None:
+    assert hide_secrets({"tokens": 512, "token": 512}) == {"tokens": 512, "token": HIDDEN}
 
 
 def test_default_values_are_removed_from_schemas_but_not_properties() -> None:

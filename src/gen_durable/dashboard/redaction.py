@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -18,19 +19,29 @@ HIDDEN: Final = "[hidden]"
 Redact: TypeAlias = Callable[[Any], Any]
 """A function of a JSON value that returns what the dashboard shows of it."""
 
+# Of keys in lower case whose words are separated by one underscore: `X-API-Key` is x_api_key.
 _SECRET: Final = re.compile(
-    r"passw(or)?d|passphrase|pass$|^pwd|pwd$|secret|token|api_?key|private_?key|credential|authorization|cookie|"
-    r"card_?(no|number)$|^pan$|cvc|cvv|iban|ssn",
-    re.IGNORECASE,
+    r"passw(or)?d|passphrase|passcode|(?<!com)(?<!by)pass$|^pwd|pwd$|secret|token|jwt|credential|authorization|cookie|"
+    r"(api|access|private|secret|signing|encryption|ssh)_?keys?(_|$)|(^|_)bearer(_|$)|session_?(id|key)s?$|"
+    r"credit_?card|card_?(no|number)s?$|(^|_)pan$|cvc|cvv|iban|(^|_)ssn|ssn$|(^|_)t?otp(_|$)|(^|_)pin(_?(code|number|hash))?$"
 )
+# Numbers of tokens, such as max_tokens and token_count; token_type is Bearer.
+_COUNT: Final = re.compile(
+    r"(^|_)(max|min|total|prompt|completion|input|output|reasoning|cached|used|num|remaining)_tokens$|"
+    r"^tokens?_(count|limit|budget|usage|used|type|per_\w+|left)$"
+)
+_NEW_WORD: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_SEPARATOR: Final = re.compile(r"[\W_]+")
 
 # Keywords of JSON Schema whose keys are names of users, such as "default".
 _BY_NAME: Final = frozenset({"properties", "patternProperties", "$defs"})
 
 
+@lru_cache(maxsize=10_000)
 def is_secret(key: str) -> bool:
     """Whether the values of a key are hidden."""
-    return _SECRET.search(key) is not None
+    words = _SEPARATOR.sub("_", _NEW_WORD.sub("_", key)).strip("_").lower()
+    return _SECRET.search(words) is not None and _COUNT.search(words) is None
 
 
 def hide_secrets(value: Any) -> Any:
@@ -41,12 +52,17 @@ def hide_secrets(value: Any) -> Any:
     while places:
         place: Any = places.pop()
         for key, inner in place.items() if isinstance(place, dict) else enumerate(place):
-            if isinstance(key, str) and inner is not None and is_secret(key):
+            if isinstance(key, str) and inner is not None and is_secret(key) and not _is_count(key, inner):
                 place[key] = HIDDEN
             elif isinstance(inner, dict | list):
                 place[key] = inner.copy()
                 places.append(place[key])
     return found[0]
+
+
+def _is_count(key: str, value: Any) -> bool:
+    """Whether a value is how many tokens there are."""
+    return key.lower() == "tokens" and isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def shown(redact: Redact, value: Any) -> Any:
