@@ -26,7 +26,7 @@ NOTHING = "postgresql://ann:hunter2@127.0.0.1:1/nothing"
 
 
 @contextmanager
-def dash(tmp_path: Path, *arguments: str) -> Iterator[tuple[Child, TextIO]]:
+def dash(tmp_path: Path, *arguments: str, warns: str = "") -> Iterator[tuple[Child, TextIO]]:
     """`gen-durable dash` on a free port, and its standard output."""
     ours, its = os.pipe()
     process = start("dash", "--port=0", *arguments, output=its, errors=tmp_path / "errors")
@@ -35,7 +35,8 @@ def dash(tmp_path: Path, *arguments: str) -> Iterator[tuple[Child, TextIO]]:
             yield process, output
         finally:
             process.kill()
-    assert (tmp_path / "errors").read_text(encoding="utf-8") == ""
+    said = (tmp_path / "errors").read_text(encoding="utf-8")
+    assert (warns in said) if warns else said == ""
 
 
 def opened(line: str) -> str:
@@ -93,6 +94,22 @@ def test_other_hosts_are_refused_at_an_address(durable_dsn: str, tmp_path: Path)
             assert httpx.get(url, headers={"host": host}).status_code == status
         process.send(signal.SIGTERM)
         assert exit_code(process) == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--allow-host=shop.example",)])
+def test_any_host_name_is_warned_about(durable_dsn: str, tmp_path: Path, options: tuple[str, ...]) -> None:
+    users = tmp_path / "users"
+    users.write_text("ann:admin:correct horse\n")
+    users.chmod(0o600)
+    arguments = ("--host=0.0.0.0", f"--users={users}", f"--dsn={durable_dsn}", *options)
+    warns = "" if options else "warning: --host 0.0.0.0 without --allow-host"
+    with dash(tmp_path, *arguments, warns=warns) as (process, lines):
+        next(lines)
+        url = opened(next(lines))
+        status = httpx.get(url, headers={"host": "evil.example"}).status_code
+        process.send(signal.SIGTERM)
+        assert exit_code(process) == 0
+    assert status == (421 if options else 200)
 
 
 def test_other_address_without_authentication_is_refused(gd: Gd) -> None:

@@ -15,6 +15,7 @@ from starlette.types import Message, Receive
 from gen_durable import AsyncClient
 from gen_durable.dashboard import Dashboard, User, create_app, endpoints, live
 from gen_durable.dashboard.assets import version
+from gen_durable.dashboard.serve import Server, bind, url_of
 from tests.dashboard.conftest import TOKEN_OF, TOKENS, http_as, plain, served
 
 
@@ -145,6 +146,76 @@ async def test_wrong_basic_passwords_are_throttled(login: Dashboard) -> None:
     async with plain(login, authorization=f"Basic {basic}") as http:
         found = [(await http.get("/api/session")).status_code for _ in range(12)]
     assert found == [401] * 10 + [429] * 2
+
+
+async def test_wrong_logins_of_one_user_do_not_lock_out_others(
+    client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All requests come from one address: that of a proxy."""
+    monkeypatch.setattr("gen_durable.dashboard.app._SLOWED", 0)
+    app = create_app(
+        client, users={"ann": ("correct horse", "admin"), "bob": ("battery staple", "read")}, tokens=TOKENS
+    )
+    async with app.opened(), plain(app) as http:
+        wrong = {"name": "ann", "password": "wrong"}
+        found = [(await http.post("/api/login", json=wrong)).status_code for _ in range(11)]
+        assert found[-1] == 429
+        for right in ({"name": "bob", "password": "battery staple"}, {"token": TOKEN_OF["read"]}):
+            assert (await http.post("/api/login", json=right)).status_code == 204
+
+
+async def test_one_user_is_throttled_from_many_addresses(
+    login: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gen_durable.dashboard.throttle._MOST_OF_USER", 15)
+    basic = {"authorization": f"Basic {base64.b64encode(b'ann:wrong').decode()}"}
+    found = []
+    for number in range(20):
+        transport = httpx.ASGITransport(app=login, client=(f"192.0.2.{number}", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=basic) as http:
+            found.append((await http.get("/api/session")).status_code)
+    assert found == [401] * 15 + [429] * 5
+
+
+async def test_wrong_bearer_tokens_are_throttled(dashboard: Dashboard) -> None:
+    async with plain(dashboard, authorization="Bearer wrong") as http:
+        found = [(await http.get("/api/session")).status_code for _ in range(12)]
+    assert found == [401] * 10 + [429] * 2
+    async with http_as(dashboard, "admin") as http:
+        assert (await http.get("/api/session")).status_code == 429
+
+
+async def test_bearer_tokens_of_the_host_application_are_not_throttled(client: AsyncClient) -> None:
+    async def user_of(request: Request) -> User | None:
+        return User("zoe") if request.headers["authorization"] == "Bearer of the host" else None
+
+    app = create_app(client, authenticate=user_of, tokens=TOKENS)
+    async with app.opened():
+        async with plain(app, authorization="Bearer wrong") as http:
+            found = [(await http.get("/api/session")).status_code for _ in range(12)]
+            assert found == [401] * 10 + [429] * 2
+        async with plain(app, authorization="Bearer of the host") as http:
+            assert {(await http.get("/api/session")).status_code for _ in range(20)} == {200}
+
+
+@pytest.mark.parametrize(("proxies", "last"), [((), 429), (("127.0.0.1",), 401)])
+async def test_forwarded_addresses_are_believed_of_named_proxies_only(
+    login: Dashboard, proxies: tuple[str, ...], last: int
+) -> None:
+    ready = asyncio.Event()
+    server = Server(login, ready.set, proxies=proxies)
+    with bind("127.0.0.1", 0) as listening:
+        serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+        await asyncio.wait_for(ready.wait(), 30)
+        basic = f"Basic {base64.b64encode(b'ann:wrong').decode()}"
+        async with httpx.AsyncClient(base_url=url_of(listening), headers={"authorization": basic}) as http:
+            found = [
+                (await http.get("/api/session", headers={"x-forwarded-for": f"192.0.2.{number}"})).status_code
+                for number in range(12)
+            ]
+        server.stop()
+        await serving
+    assert found[-1] == last
 
 
 async def test_throttle_ends_after_a_minute(login: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:

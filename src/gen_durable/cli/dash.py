@@ -54,6 +54,14 @@ __all__ = ["dash", "listen", "no_address"]
     metavar="PATH",
     help="Path under which a proxy serves it, such as /durable. The proxy removes it from requests.",
 )
+@click.option(
+    "--proxy",
+    "proxies",
+    metavar="ADDRESS",
+    multiple=True,
+    help="Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto are believed, such as 127.0.0.1 or "
+    "10.0.0.0/8 (repeatable). Default: none.",
+)
 @click.option("--read-only", is_flag=True, help="Allow no changes.")
 @click.option("--show-secrets", is_flag=True, help="Show values of keys like password. Default: hidden.")
 @click.option(
@@ -67,6 +75,7 @@ def dash(
     users_file: Path | None,
     allowed: tuple[str, ...],
     root_path: str,
+    proxies: tuple[str, ...],
     read_only: bool,
     show_secrets: bool,
     environment: str,
@@ -107,6 +116,12 @@ def dash(
         redact=(lambda value: value) if show_secrets else hide_secrets,
         environment=environment,
     )
+    if is_any and not allowed:
+        click.echo(
+            f"warning: --host {host} without --allow-host: requests for any host name are answered. "
+            "Give the names under which browsers reach it: --allow-host NAME",
+            err=True,
+        )
     with listen(host, port) as listening:
 
         def announce() -> None:
@@ -116,7 +131,7 @@ def dash(
 
         app.on_new_token = lambda token: click.echo(f"Open: {url_of(listening, token)}")
 
-        asyncio.run(_serve(db, client, app, listening, announce, root_path))
+        asyncio.run(_serve(db, client, app, listening, announce, root_path, proxies))
 
 
 async def _serve(
@@ -126,13 +141,14 @@ async def _serve(
     listening: socket.socket,
     announce: Callable[[], None],
     root_path: str,
+    proxies: tuple[str, ...],
 ) -> None:
     from ..dashboard.serve import serve
 
     async with db.open():
         pass  # fails if there are no tables; a client would create them
     async with client, app.opened():
-        await serve(app, listening, announce, root_path)
+        await serve(app, listening, announce, root_path, proxies)
 
 
 def listen(host: str, port: int) -> socket.socket:

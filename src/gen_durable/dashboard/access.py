@@ -139,12 +139,18 @@ class Access:
         return "Log in to the application with an account that may use this dashboard, then reload this page."
 
     async def user_of(self, request: Request) -> User | None:
-        """Return who sends a request; `None` if that is not known."""
+        """Return who sends a request; `None` if that is not known.
+
+        Raises:
+            ProblemError: 429, too many wrong passwords or tokens.
+        """
         user = self._by_header(request) or self._by_cookie(request)
         if user is None and self._authenticate is not None:
             user = await self._authenticate(request)
             if user is not None:
                 _check_role(user.role)
+            elif self._has_wrong_token(request):
+                self._refuse_token(request)
         if user is not None and self._read_only:
             user = User(user.name, "read")
         return user
@@ -186,10 +192,11 @@ class Access:
         Raises:
             ProblemError: 429, too many wrong logins.
         """
-        self._throttle.check(_address(request))
+        name = "" if token else name or "-"
+        self._throttle.check(_address(request), name)
         user = self._by_token(token) if token else self._by_password(name, password)
         if user is None:
-            self._throttle.failed(_address(request))
+            self._throttle.failed(_address(request), name)
             return None
         return user, self.session(user, self._proof(token or password))
 
@@ -221,18 +228,30 @@ class Access:
     def _by_header(self, request: Request) -> User | None:
         kind, value = _authorization(request)
         if kind == "bearer":
-            return self._by_token(value)
+            user = None if self._throttle.is_blocked(_address(request)) else self._by_token(value)
+            if user is None and self._authenticate is None and self._tokens:
+                self._refuse_token(request)
+            return user
         if kind != "basic" or not self._users:
             return None
-        self._throttle.check(_address(request))
         try:
             name, _, password = base64.b64decode(value, validate=True).decode().partition(":")
         except (binascii.Error, ValueError):
             return None
+        self._throttle.check(_address(request), name or "-")
         user = self._by_password(name, password)
         if user is None:
-            self._throttle.failed(_address(request))
+            self._throttle.failed(_address(request), name or "-")
         return user
+
+    def _has_wrong_token(self, request: Request) -> bool:
+        """Whether a request has a bearer token, which then is not one of the dashboard."""
+        return bool(self._tokens) and _authorization(request)[0] == "bearer"
+
+    def _refuse_token(self, request: Request) -> None:
+        """Count a wrong bearer token; raise an error if there were too many."""
+        self._throttle.check(_address(request))
+        self._throttle.failed(_address(request))
 
     def _by_token(self, token: str) -> User | None:
         # All tokens are compared, so the time does not tell which one matches.

@@ -7,7 +7,7 @@ import errno
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -72,7 +72,14 @@ def local_dashboard(client: AsyncClient, *, environment: str = "") -> tuple[Dash
 class Server(uvicorn.Server):
     """Serves an open dashboard until `stop`. Calls `on_ready` when it accepts connections."""
 
-    def __init__(self, app: Dashboard, on_ready: Callable[[], None], root_path: str = "") -> None:
+    def __init__(
+        self,
+        app: Dashboard,
+        on_ready: Callable[[], None],
+        root_path: str = "",
+        proxies: Sequence[str] = (),
+    ) -> None:
+        """Configure it. `proxies`: addresses whose X-Forwarded-For and X-Forwarded-Proto are believed."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -83,6 +90,9 @@ class Server(uvicorn.Server):
                 lifespan="off",
                 ws="none",
                 root_path=root_path,
+                # By default uvicorn believes every client on loopback, which then evades the throttle.
+                proxy_headers=bool(proxies),
+                forwarded_allow_ips=list(proxies),
             )
         )
         self._dashboard = app
@@ -110,10 +120,14 @@ class Server(uvicorn.Server):
 
 
 async def serve(
-    app: Dashboard, listening: socket.socket, on_ready: Callable[[], None], root_path: str = ""
+    app: Dashboard,
+    listening: socket.socket,
+    on_ready: Callable[[], None],
+    root_path: str = "",
+    proxies: Sequence[str] = (),
 ) -> None:
     """Serve an open dashboard until SIGINT or SIGTERM."""
-    server = Server(app, on_ready, root_path)
+    server = Server(app, on_ready, root_path, proxies)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, server.stop)
     await server.serve(sockets=[listening])
