@@ -66,6 +66,25 @@ async def test_log_is_filtered_and_paged(log_in: LogIn, client: AsyncClient, db:
     assert (event.subject, event.actor, event.reason) == ("audit", "ann", "review")
 
 
+async def test_pages_say_that_changes_are_not_recorded(log_in: LogIn, client: AsyncClient) -> None:
+    """The level off is a decision of an admin, and is recorded itself."""
+    async with log_in("admin", path="/audit") as page:
+        notice = page.get_by_text("Changes are not recorded")
+        await expect(page.get_by_role("heading", level=1)).to_be_visible()
+        await expect(notice).to_have_count(0)
+        await page.get_by_role("group", name="Level").get_by_role("button", name="off").click()
+        await expect(page.get_by_role("dialog")).to_contain_text("Later changes are not recorded")
+        await page.get_by_label("Reason").fill("migration")
+        await page.keyboard.press("Enter")
+        await expect(notice).to_be_visible()
+        await page.goto(page.url.replace("/audit", "/queues"))
+        await expect(notice).to_be_visible()
+        await shot(page, "audit-off")
+    (event,) = await client.audit_log()
+    assert (event.event, event.subject, event.actor, event.reason) == ("set", "audit", "ann", "migration")
+    await client.set_audit("failures")
+
+
 async def test_operator_cannot_change_the_level(log_in: LogIn, db: Any) -> None:
     await db.execute(EVENTS, XSS)
     async with log_in("operate", path="/audit", width=400, color_scheme="dark") as page:

@@ -45,6 +45,8 @@ class Shell(msgspec.Struct, frozen=True, kw_only=True):
     """Failed instances, at most 10,000 are counted."""
     dead_events: int
     """At most 10,000 are counted."""
+    is_audit_off: bool
+    """Whether changes are not recorded. Pages say so."""
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +82,7 @@ def _shell() -> Plan[Shell]:
     workers = yield from _verbs.workers()
     failures, _ = yield from search.count_up_to(search.Filter(statuses=["failed"]), _MOST)
     dead = yield from dashboard.dead_sinks()
+    level = yield from _verbs.audit_level()
     return Shell(
         machines=len({one.name for one in machines}),
         queues_paused=sum(one.is_paused for one in queues),
@@ -87,6 +90,7 @@ def _shell() -> Plan[Shell]:
         workers_lost=sum(not one.is_live for one in workers),
         failures=failures,
         dead_events=sum(row["count"] for row in dead),
+        is_audit_off=level == "off",
     )
 
 

@@ -108,7 +108,7 @@ const Field = ({ field: { name, label, type = "text", hint, options, required, r
   return html`<label class=${type === "checkbox" ? "field check" : "field"}><span>${label}</span>${control}${hint && html`<small>${hint}</small>`}</label>`;
 };
 
-const Confirm = ({ title, what, verb, danger, preview, fields = [], asks = true, onYes }) => {
+const Confirm = ({ title, what, verb, danger, preview, fields = [], asks = true, isOff, onYes }) => {
   const [values, setValues] = useState(() => Object.fromEntries(fields.map(field => [field.name, field.value ?? ""])));
   const [reason, setReason] = useState("");
   const [seen, setSeen] = useState(preview ? null : {});
@@ -141,7 +141,7 @@ const Confirm = ({ title, what, verb, danger, preview, fields = [], asks = true,
     ${what && html`<p class="soft">${what}</p>`}
     ${preview && html`<p class="preview" role="status">${!seen ? "Counting …" : seen.count != null ? html`<b>${count(seen.count)}</b> instance${seen.count === 1 ? "" : "s"} ${seen.text}` : seen.text}</p>`}
     ${fields.map((field, i) => html`<${Field} key=${field.name} field=${field} autofocus=${i === 0} value=${values[field.name]} onInput=${value => setValues({ ...values, [field.name]: value })} />`)}
-    ${asks && html`<${Field} field=${{ name: "reason", label: "Reason", hint: "Recorded in the audit log." }} value=${reason} onInput=${setReason} autofocus=${!fields.length} />`}
+    ${asks && html`<${Field} field=${{ name: "reason", label: "Reason", hint: isOff ? "Not recorded: the audit level is off." : "Recorded in the audit log." }} value=${reason} onInput=${setReason} autofocus=${!fields.length} />`}
     <div class="foot">${progress && html`<div class="progress"><progress value=${progress.done} max=${progress.total || 1} aria-label="Progress" /><span role="status">${progress.text ?? `${num(progress.done)} of ${num(progress.total)}`}</span>
       ${progress.to && html`<${Link} to=${progress.to} onClick=${leave}>${progress.name}<//>`}${progress.stop && html`<${Button} small onClick=${progress.stop}>Stop<//>`}</div>`}
     ${problem && html`<${Trouble} problem=${problem} />`}
@@ -273,10 +273,10 @@ const Shell = () => {
   return html`<a class="skip" href="#main">Skip to content</a>
     <div class="shell" onKeyDown=${event => event.key === "Escape" && open === "menu" && close()}>
       <${Side} shell=${shell} entry=${entry} open=${open === "menu"} onClose=${close} />${open === "menu" && html`<div class="veil" onClick=${close} />`}
-      <div class="content"><${Top} entry=${entry} name=${name} onMenu=${() => setOpen("menu")} onFind=${() => setOpen("palette")} /><${Banner} />
+      <div class="content"><${Top} entry=${entry} name=${name} onMenu=${() => setOpen("menu")} onFind=${() => setOpen("palette")} /><${Banner} />${shell?.is_audit_off && html`<div class="banner notice" role="status"><${Glyph} kind="notice" size=${16} /><p><b>Changes are not recorded:</b> the audit level is off.</p><${Button} small to="/audit">Audit<//></div>`}
         <main id="main" tabindex="-1" ref=${main} class=${down.value ? "page stale" : "page"}><${View} page=${page} name=${name} /></main></div></div>
     ${open === "palette" && html`<${Palette} onClose=${close} />`}${open === "help" && html`<${Help} onClose=${close} />`}
-    ${dialog.value && html`<${Confirm} key=${dialog.value.title} ...${dialog.value} />`}<${Toasts} />`;
+    ${dialog.value && html`<${Confirm} key=${dialog.value.title} isOff=${shell?.is_audit_off} ...${dialog.value} />`}<${Toasts} />`;
 };
 
 const App = () => {

@@ -162,7 +162,7 @@ const auditColumns = [
   { title: "Reason", wide: true, class: "cut", cell: ({ reason, data }) => reason ?? [data.step, data.error].filter(Boolean).join(": ") },
 ];
 const auditHead = ({ level }) => html`<${Head} title="Audit" sub="The statement that makes a change also writes its event.">${level && html`Level <${Segment} label="Level" need="admin" value=${level} items=${pairs("off", "failures", "all")}
-  onPick=${level => change("/audit/level", { title: `Set the audit level to ${level}?`, verb: "Set", what: "It applies to all clients and workers.", body: { level } })} />`}<//>`;
+  onPick=${level => change("/audit/level", { title: `Set the audit level to ${level}?`, verb: "Set", what: level === "off" ? "Later changes are not recorded: neither who made them nor why. This one is." : "It applies to all clients and workers.", body: { level } })} />`}<//>`;
 const Audit = ({ query }) => html`<${Log} path="/audit" query=${query} by="who" tabs=${[["people", "What people did"], ["trouble", "What went wrong"], ["all", "All"]]} filters=${["actor", "event", "subject", "instance"]} columns=${auditColumns} icon="audit" head=${auditHead} empty="Changes of instances, queues, limits and schedules appear here." />`;
 
 // System
