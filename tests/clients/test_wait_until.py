@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gen_durable import Ref, Status
-from gen_durable._db.insert import register
+from gen_durable._db.machines import register
 from gen_durable._db.pool import Database
 from gen_durable._graph.description import describe
 from gen_durable.errors import UnknownStepError, UsageError
@@ -110,7 +110,7 @@ async def test_unknown_step_of_an_id_or_a_key_is_rejected(client: Any, database:
     order = await client.insert(Checkout, Order(1), correlation_key="order:1")
     # No worker has registered the machine: the step may exist.
     assert not (await client.wait(order.id, until=("step", "shp"), timeout=SOON)).is_finished
-    await database.run(register([describe(Checkout)]))
+    await database.run(register(own(describe(Checkout))))
     for target in (order.id, "order:1"):
         for until in list[Any]([("step", "shp"), {"finished", ("step", "shp")}]):
             with pytest.raises(
