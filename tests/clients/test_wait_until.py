@@ -14,6 +14,7 @@ from gen_durable._db.pool import Database
 from gen_durable._graph.description import describe
 from gen_durable.errors import UnknownStepError, UsageError
 from tests.clients.machines import Checkout, Order
+from tests.support.descriptions import own
 
 SOON = timedelta(milliseconds=100)
 LONG = timedelta(seconds=20)
