@@ -29,7 +29,8 @@ from gen_durable.testing._databases import Databases
 from tests.dashboard.conftest import TOKEN_OF, TOKENS, http_as, served
 from tests.dashboard.shop import shop
 
-API: Final = schemathesis.openapi.from_dict(document())
+# The stream of events does not end, and a logout has nothing that could be invalid.
+API: Final = schemathesis.openapi.from_dict(document()).exclude(path=["/api/events", "/api/logout"])
 EXAMPLES: Final = 8
 ANSWERS: Final = [
     not_a_server_error,

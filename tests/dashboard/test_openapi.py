@@ -16,7 +16,14 @@ def test_document_has_every_endpoint_once() -> None:
     operations = [
         (method.upper(), path) for path, by_method in found["paths"].items() for method in by_method
     ]
-    assert sorted(operations) == sorted((method, f"/api{path}") for method, path in endpoints)
+    of_the_application = {
+        ("POST", "/api/login"),
+        ("POST", "/api/logout"),
+        ("GET", "/api/events"),
+        ("GET", "/api/openapi.json"),
+    }
+    known = {(method, f"/api{path}") for method, path in endpoints} | of_the_application
+    assert sorted(operations) == sorted(known)
     names = [one["operationId"] for by_method in found["paths"].values() for one in by_method.values()]
     assert len(names) == len(set(names))
 

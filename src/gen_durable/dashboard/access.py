@@ -192,7 +192,8 @@ class Access:
         Raises:
             ProblemError: 429, too many wrong logins.
         """
-        name = "" if token else name or "-"
+        # Apart from the tokens of programs: a person who mistypes one does not block them.
+        name = "(token)" if token else name or "-"
         self._throttle.check(_address(request), name)
         user = self._by_token(token) if token else self._by_password(name, password)
         if user is None:

@@ -51,6 +51,8 @@ def document() -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for one in found:
         paths.setdefault(f"/api{one.path}", {})[one.method.lower()] = _operation(one, by_type)
+    paths |= _of_the_application()
+    paths = dict(sorted(paths.items()))
     made = {
         "openapi": "3.1.0",
         "info": {
@@ -85,6 +87,79 @@ def document() -> dict[str, Any]:
     }
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(made))  # defaults are tuples, for example
     return plain
+
+
+def _of_the_application() -> dict[str, dict[str, Any]]:
+    """Describe the routes of `app.py`: login, live topics, and this document."""
+
+    def answers(*statuses: int, **good: Any) -> dict[str, Any]:
+        return {
+            **{status.removeprefix("_"): answer for status, answer in good.items()},
+            **{str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses},
+        }
+
+    login = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {name: {"type": "string", "default": ""} for name in ("token", "name", "password")},
+    }
+    listed = {"name": "topics", "in": "query", "required": True, "schema": {"type": "string"}}
+    return {
+        "/api/login": {
+            "post": {
+                "operationId": "log_in",
+                "summary": "Log in with a token, or a name and a password; sets the cookie of the session",
+                "security": [],
+                "requestBody": {"required": True, "content": {"application/json": {"schema": login}}},
+                "responses": answers(
+                    401, 403, 408, 413, 415, 421, 422, 429, _204={"description": "The cookie is set."}
+                ),
+            }
+        },
+        "/api/logout": {
+            "post": {
+                "operationId": "log_out",
+                "summary": "End the session of the cookie",
+                "security": [],
+                "responses": answers(403, 421, _204={"description": "The session has ended."}),
+            }
+        },
+        "/api/events": {
+            "get": {
+                "operationId": "live_events",
+                "summary": "Live topics as server-sent events",
+                "description": "Role: read. `topics` are separated by commas. The answer does not end by itself.",
+                "parameters": [listed],
+                "responses": answers(
+                    401,
+                    421,
+                    422,
+                    429,
+                    503,
+                    _200={
+                        "description": "The events.",
+                        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+                    },
+                ),
+            }
+        },
+        "/api/openapi.json": {
+            "get": {
+                "operationId": "openapi_document",
+                "summary": "This document",
+                "description": "Role: read.",
+                "responses": answers(
+                    401,
+                    421,
+                    429,
+                    _200={
+                        "description": "The document.",
+                        "content": {"application/json": {"schema": {"type": "object"}}},
+                    },
+                ),
+            }
+        },
+    }
 
 
 def _with_fractions(schema: Any) -> Any:
