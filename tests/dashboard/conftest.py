@@ -60,6 +60,8 @@ async def dashboard(
     client: AsyncClient, monkeypatch: pytest.MonkeyPatch, statement_timeout: timedelta
 ) -> AsyncIterator[Dashboard]:
     monkeypatch.setattr("gen_durable.dashboard.board._STATEMENT_TIMEOUT", statement_timeout)
+    # Tests change data behind the dashboard, and read at once.
+    monkeypatch.setattr("gen_durable.dashboard.board._SHARED", 0.0)
     app = create_app(client, tokens=TOKENS)
     async with app.opened():
         yield app

@@ -13,8 +13,10 @@ import pytest
 from gen_durable import AsyncClient
 from gen_durable._db.failures import StatementError
 from gen_durable._db.plan import Plan, Rows, Script, only
+from gen_durable.dashboard import Dashboard
+from gen_durable.dashboard.endpoints import endpoints
 from gen_durable.dashboard.live import Live, TooManyStreamsError, topic, topics
-from tests.dashboard.conftest import TOKEN_OF
+from tests.dashboard.conftest import TOKEN_OF, http_as
 
 
 async def events(site: str, topics: str) -> AsyncIterator[tuple[str, Any]]:
@@ -182,3 +184,36 @@ async def test_name_of_a_topic_may_contain_a_comma(site: str) -> None:
         seen = {message["topic"] for _, message in [await anext(stream), await anext(stream)]}
         await stream.aclose()  # type: ignore[attr-defined]
     assert seen == {"machine:a,b+c", "queues"}
+
+
+async def test_tabs_share_the_answers_that_they_poll(
+    dashboard: Dashboard, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gen_durable.dashboard.board._SHARED", 0.9)
+    board = dashboard._board
+    read, reads = board.read, []
+
+    async def counted(plan: Any) -> Any:
+        reads.append(plan)
+        return await read(plan)
+
+    monkeypatch.setattr(board, "read", counted)
+    async with http_as(dashboard, "admin") as admin, http_as(dashboard, "read") as reader:
+        for path in ("/api/instances?q=status:failed", "/api/schedules"):
+            reads.clear()
+            answers = await asyncio.gather(*[admin.get(path) for _ in range(10)])
+            assert {answer.status_code for answer in answers} == {200}
+            assert len({answer.content for answer in answers}) == 1
+            assert len(reads) == 1
+            assert (await reader.get(path)).status_code == 200
+        reads.clear()
+        await admin.get("/api/instances?q=status:done")
+        await admin.post("/api/queues/mail/pause", json={})
+        await admin.get("/api/instances?q=status:done")
+        assert len(reads) >= 2  # a change is seen at once by its sender
+
+
+def test_shared_answers_do_not_depend_on_the_user() -> None:
+    assert [
+        one.path for one in endpoints.values() if one.every and (one.takes_user or one.method != "GET")
+    ] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
@@ -31,6 +31,8 @@ _CONNECTIONS: Final = 2
 _STATEMENT_TIMEOUT: Final = timedelta(seconds=1)
 # Answers that are kept for other readers.
 _MAX_CACHED: Final = 200
+# Part of the interval in which pages ask again: a page that asks alone gets a new answer each time.
+_SHARED: Final = 0.9
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,15 +95,22 @@ class Board:
 
     async def cached(self, key: str, seconds: float, plan: Callable[[], Plan[T]]) -> T:
         """Run a plan at most once in this time, for all readers that ask with the same key."""
+        return await self._once(key, seconds, lambda: self.read(plan()))
+
+    async def _once(self, key: str, seconds: float, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         now = time.monotonic()
         until, answer = self._cached.get(key, (0.0, None))
         if answer is None or now >= until:
             self._forget(now)
             # Not cancelled with the request that came first: others wait for it as well.
-            answer = asyncio.get_running_loop().create_task(self.read(plan()))
+            answer = asyncio.get_running_loop().create_task(make())
             answer.add_done_callback(lambda done: self._settle(key, done))
             self._cached[key] = now + seconds, answer
         return await asyncio.shield(answer)
+
+    async def shared(self, key: str, every: float, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return an answer that pages request every `every` seconds; it is made once in that time for all of them."""
+        return await self._once(key, every * _SHARED, make)
 
     async def findings(self) -> Sequence[Finding]:
         """Run the checks of `doctor`, at most once in 10 seconds for all pages."""
@@ -120,6 +129,8 @@ class Board:
     def _forget(self, now: float) -> None:
         if len(self._cached) >= _MAX_CACHED:
             self._cached = {key: kept for key, kept in self._cached.items() if kept[0] > now}
+        while len(self._cached) >= _MAX_CACHED:
+            del self._cached[next(iter(self._cached))]
 
     async def _reader(self) -> Database:
         async with self._opening:

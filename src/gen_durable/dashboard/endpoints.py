@@ -61,6 +61,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     body: type[msgspec.Struct] | None
     answer: Any
     takes_user: bool
+    every: float
+    """Seconds between two requests of a page that shows it; 0: it does not ask again, or answers differ by user."""
 
     @property
     def name(self) -> str:
@@ -100,10 +102,17 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
                 )
             if self.body is not None:
                 given["body"] = await body_of(request, self.body, _MAX_BODY)
-        found = await self.function(board, **given)
+        if self.every:
+            key = f"{user.role} {request.scope['path']}?{sorted(request.query_params.items())}"
+            content = await board.shared(key, self.every, lambda: self._content(board, given))
+        else:
+            content = await self._content(board, given)
         if self.method == "POST":
             board.forget()
-        return Response(msgspec.json.encode(found), media_type="application/json")
+        return Response(content, media_type="application/json")
+
+    async def _content(self, board: Board, given: Mapping[str, Any]) -> bytes:
+        return msgspec.json.encode(await self.function(board, **given))
 
     def _of_path(self, request: Request) -> dict[str, Any]:
         try:
@@ -181,18 +190,18 @@ endpoints: Final[dict[tuple[str, str], Endpoint]] = {}
 """All endpoints by method and path."""
 
 
-def get(path: str, *, summary: str, role: Role = "read") -> Callable[[Function], Function]:
-    """Register a function that reads."""
-    return _register("GET", path, summary, role)
+def get(path: str, *, summary: str, role: Role = "read", every: float = 0) -> Callable[[Function], Function]:
+    """Register a function that reads. `every`: one answer is shared for about this time, see `Endpoint.every`."""
+    return _register("GET", path, summary, role, every)
 
 
 def post(path: str, *, summary: str, role: Role) -> Callable[[Function], Function]:
     """Register a function that changes something."""
-    return _register("POST", path, summary, role)
+    return _register("POST", path, summary, role, 0)
 
 
 def _register(
-    method: Literal["GET", "POST"], path: str, summary: str, role: Role
+    method: Literal["GET", "POST"], path: str, summary: str, role: Role, every: float
 ) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
         types = get_type_hints(function)
@@ -214,6 +223,7 @@ def _register(
             body=types.get("body"),
             answer=types["return"],
             takes_user=types.get("user") is User,
+            every=every,
         )
         return function
 

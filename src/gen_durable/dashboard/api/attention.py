@@ -64,7 +64,7 @@ class AttentionPage(msgspec.Struct, frozen=True, kw_only=True):
     items: Sequence[AttentionItem]
 
 
-@get("/attention", summary="Problems and notices, with the pages that show them")
+@get("/attention", every=15, summary="Problems and notices, with the pages that show them")
 async def attention(board: Board) -> AttentionPage:
     """Return what needs attention."""
     findings = await board.findings()

@@ -37,7 +37,7 @@ class LevelBody(Reason, frozen=True, kw_only=True):
     level: AuditLevel
 
 
-@get("/audit", summary="The audit log, newest first")
+@get("/audit", every=5, summary="The audit log, newest first")
 async def audit(
     board: Board,
     *,

@@ -64,7 +64,7 @@ class FailuresPage(msgspec.Struct, frozen=True, kw_only=True):
     groups: Sequence[FailureGroup]
 
 
-@get("/failures", summary="Failed instances, grouped by message, machine and step")
+@get("/failures", every=10, summary="Failed instances, grouped by message, machine and step")
 async def failures(board: Board) -> FailuresPage:
     """Group the newest 5,000 failed instances."""
     return await board.cached("failures", 2.0, failure_groups)
@@ -79,7 +79,7 @@ async def machine_errors(board: Board, name: str, *, version: int) -> FailuresPa
     return await board.cached(f"errors:{name}:{version}", 10.0, lambda: _of_version(name, version))
 
 
-@get("/failures/raised", summary="Failed attempts that were tried again, grouped in the same way")
+@get("/failures/raised", every=10, summary="Failed attempts that were tried again, grouped in the same way")
 async def failures_raised(board: Board) -> FailuresPage:
     """Group the newest failed attempts, from the records of the newest instances."""
     return await board.cached("failures raised", 2.0, _raised)

@@ -110,7 +110,7 @@ class CompletionPage(msgspec.Struct, frozen=True, kw_only=True):
     items: Sequence[CompletionItem]
 
 
-@get("/instances", summary="Instances that match a search, newest first")
+@get("/instances", every=5, summary="Instances that match a search, newest first")
 async def instances(
     board: Board, *, q: str = "", before: int | None = None, limit: int = 50
 ) -> InstancesPage:
@@ -202,7 +202,7 @@ _TABS: Final = {
 }
 
 
-@get("/instances/counts", summary="Instances of a search by status, at most 10,000 each")
+@get("/instances/counts", every=15, summary="Instances of a search by status, at most 10,000 each")
 async def instances_counts(board: Board, *, q: str = "") -> InstancesCounts:
     """Count the instances of a search in each status, instead of the status that the search has.
 

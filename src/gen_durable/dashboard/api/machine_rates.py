@@ -86,7 +86,7 @@ class MachineFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Executions of the given step per minute; empty without a step."""
 
 
-@get("/machines/{name}/rates", summary="What a machine executed, by step and transition")
+@get("/machines/{name}/rates", every=5, summary="What a machine executed, by step and transition")
 async def machine_rates(
     board: Board, name: str, *, range: TimeRange = "15m", version: int | None = None, step: str = ""
 ) -> MachineFigures:

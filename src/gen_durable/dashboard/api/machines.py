@@ -123,7 +123,7 @@ class Inserted(msgspec.Struct, frozen=True, kw_only=True):
     """What happened."""
 
 
-@get("/machines", summary="Registered machines with their pictures")
+@get("/machines", every=10, summary="Registered machines with their pictures")
 async def machines(board: Board) -> MachinesPage:
     """Return the newest version of each machine."""
     found = await board.cached("machines", 2.0, _verbs.stored_graphs)
@@ -160,7 +160,7 @@ def _population() -> Plan[Population]:
     return Population(at=census.at, machines=found)
 
 
-@get("/machines/{name}", summary="One version of a machine: picture, schema of the state")
+@get("/machines/{name}", every=10, summary="One version of a machine: picture, schema of the state")
 async def machine(board: Board, name: str, *, version: int | None = None) -> MachinePage:
     """Return a version of a machine, by default the newest."""
     found = await board.read(_verbs.stored_graphs(name))

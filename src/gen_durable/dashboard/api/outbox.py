@@ -114,7 +114,7 @@ def _duration(seconds: float | None) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=seconds)
 
 
-@get("/outbox/events", summary="Events of the outbox, newest first")
+@get("/outbox/events", every=5, summary="Events of the outbox, newest first")
 async def events(
     board: Board,
     *,

@@ -78,7 +78,7 @@ class SchedulesPage(msgspec.Struct, frozen=True, kw_only=True):
     schedules: Sequence[ScheduleRow]
 
 
-@get("/schedules", summary="Schedules with their next fire times and last runs")
+@get("/schedules", every=5, summary="Schedules with their next fire times and last runs")
 async def schedules(board: Board) -> SchedulesPage:
     """Return all schedules."""
     found = await board.cached("schedules", 2.0, _page)
