@@ -116,6 +116,8 @@ def test_empty_search_has_no_terms() -> None:
         (">3", "a comparison has no name", (0, 2)),
         ("key:", "key: (position 1): a value is missing", (0, 4)),
         ("key:a,", "a value is missing", (0, 6)),
+        ("age:>", "age:> (position 1): a value is missing; write for example age:>1h", (0, 5)),
+        ("-stuck:<", "a value is missing; write for example stuck:>10m", (0, 8)),
         (":x", "the name of the term is missing", (0, 2)),
         ("state.:1", "a key of the state is missing", (0, 8)),
         ("state.a", "a path in the state has no value", (0, 7)),

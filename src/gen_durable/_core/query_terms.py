@@ -77,6 +77,7 @@ class TermInfo(msgspec.Struct, frozen=True):
 _MAX: Final = 2**63 - 1
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d{0,99})(?:\.\d{1,100})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _COMPARISON: Final = re.compile(r"([A-Za-z]+)[~<>=]")
+_NAME: Final = re.compile(r"-?(\w+)[:.]")
 _CONSTANTS: Final = ("true", "false", "null")
 _WORDS: Final = ("live", "ended", "waiting", "due", "later", "retrying", "gated", "compensating", "deleted")
 _GROUPS: Final[Mapping[str, tuple[Status, ...]]] = {
@@ -102,11 +103,24 @@ def parse(text: str) -> Query:
     Raises:
         SearchError: a term is unknown, or has a value that it does not take.
     """
-    query = Query(tuple(_named(term) for term in scan(text).terms))
+    try:
+        terms = scan(text).terms
+    except SearchError as error:
+        raise _with_example(text, error) from None
+    query = Query(tuple(_named(term) for term in terms))
     for term in query.terms:
         meaning_of(term)
     _check_repeats(query.terms)
     return query
+
+
+def _with_example(text: str, error: SearchError) -> SearchError:
+    """Return an error about a missing value with the example of its term."""
+    named = _NAME.match(text, error.start)
+    info = TERMS.get(named[1].lower()) if named and error.problem.endswith("a value is missing") else None
+    if info is None:
+        return error
+    return SearchError(error.problem, f"write for example {info.example}", error.start, error.end)
 
 
 def with_names(query: Query, machines: Iterable[str], steps: Iterable[str]) -> Query:
