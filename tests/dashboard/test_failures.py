@@ -32,9 +32,11 @@ async def test_group_is_listed_and_retried(log_in: LogIn, failed: None, client: 
         await expect(numbered).to_contain_text("#2 #1")
         await expect(page.get_by_text(XSS.replace("1", "#"))).to_be_visible()
         pages = page.get_by_role("navigation", name="Pages")
-        await expect(pages).to_contain_text("Failures4")
+        await expect(pages).to_contain_text("Failures 4")
         findings = len(await client.doctor())
-        await expect(pages.get_by_role("link", name="System")).to_have_text(f"System{findings or ''}")
+        await expect(pages.get_by_role("link", name="System")).to_have_text(
+            f"System {findings or ''}".strip()
+        )
         await shot(page, "failures")
         # Also a group whose message is a number only.
         number = groups.filter(has_text=re.compile("^#"))
@@ -98,4 +100,4 @@ async def test_page_without_failures(log_in: LogIn) -> None:
         await expect(page.get_by_role("heading", name="Nothing has failed")).to_be_visible()
         await expect(page.get_by_role("button", name="Retry all")).to_have_count(0)
         await page.get_by_role("tab", name="Tried again").click()
-        await expect(page.get_by_role("tab", selected=True)).to_have_text("Tried again0")
+        await expect(page.get_by_role("tab", selected=True)).to_have_text("Tried again 0")

@@ -9,10 +9,23 @@ from typing import Any
 import pytest
 from playwright.async_api import Page, expect
 
-from gen_durable import Status, Worker
+from gen_durable import AsyncClient, Await, Context, Done, Machine, Outcome, Signal, Status, Worker, step
 from tests.dashboard.conftest import LogIn, shot
 from tests.dashboard.machines import MACHINES, XSS, Checkout, Order, Payment, fragile
 from tests.support.settings import FAST
+
+
+class Talk(Machine[int, int], name="shop.talk"):
+    number = Signal("number", int)
+    word = Signal("word", str)
+
+    @step(initial=True)
+    async def ask(self, ctx: Context[int]) -> Outcome[int]:
+        return Await(self.number, then=self.end)
+
+    @step
+    async def end(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(1)
 
 
 @pytest.fixture
@@ -106,7 +119,7 @@ async def test_edit_is_refused_after_the_instance_has_moved(log_in: LogIn, worke
         await worker.edit(id, state=Order(1, card="amex"))
         await button(page, "Save").click()
         await expect(dialog.get_by_role("alert")).to_contain_text("It has moved on since you read it")
-        await dialog.get_by_role("button", name="Close").click()
+        await dialog.get_by_text("Close", exact=True).click()
         await button(page, "Edit").click()
         await state.fill((await state.input_value()).replace("100", "12345678901234567890"))
         await dialog.get_by_label("Reason").fill("typo")
@@ -142,7 +155,7 @@ async def test_instance_is_cancelled_and_retried(log_in: LogIn, worker: Worker) 
     async with log_in("operate", path=f"/i/{id}") as page:
         await button(page, "Cancel").click()
         dialog = page.get_by_role("dialog")
-        for label in ("Also cancel all descendants", "Also while a step executes", "Run undo steps first"):
+        for label in ("Also cancel all descendants", "Also while a step runs", "Run undo steps first"):
             await expect(dialog.get_by_label(label)).to_be_visible()
         await dialog.get_by_label("Reason").fill("withdrawn")
         await button(page, "Cancel the instance").click()
@@ -263,3 +276,69 @@ async def test_missing_and_collected_instances(log_in: LogIn, worker: Worker, db
         found = await worker.get(id)
         assert found is not None
         assert found.status is Status.DONE
+
+
+async def test_payload_follows_the_chosen_signal(
+    log_in: LogIn, client: AsyncClient, durable_dsn: str
+) -> None:
+    async with Worker([Talk], dsn=durable_dsn):
+        talk = await client.insert(Talk, 1)
+        await client.wait(talk, until="parked")
+        async with log_in("operate", path=f"/i/{talk.id}") as page:
+            await button(page, "Signal").click()
+            dialog = page.get_by_role("dialog")
+            payload = dialog.get_by_label("Payload")
+            await expect(payload).to_have_value("0")
+            await dialog.get_by_role("combobox").select_option("word")
+            await expect(payload).to_have_value('""')
+
+
+async def test_cancel_counts_descendants_and_an_edit_shows_changes(
+    log_in: LogIn, client: AsyncClient, durable_dsn: str
+) -> None:
+    async with Worker([Checkout], dsn=durable_dsn) as only:
+        id = await waiting(only)
+        await client.signal(id, Checkout.paid, Payment(1))
+        await client.wait(id, until="awaiting_children")
+    async with log_in("operate", path=f"/i/{id}") as page:
+        await button(page, "Cancel").click()
+        dialog = page.get_by_role("dialog")
+        await expect(dialog).to_contain_text("1 instance to cancel: 1 awaiting children.")
+        await dialog.get_by_label("Also cancel all descendants").check()
+        await expect(dialog).to_contain_text("3 instances to cancel: 1 awaiting children, and 2 descendants.")
+        await dialog.get_by_text("Close", exact=True).click()
+        await button(page, "Edit").click()
+        changes = dialog.get_by_role("region", name="Changes")
+        await expect(dialog.get_by_label("State")).to_be_visible()
+        await expect(changes).to_have_count(0)
+        state = dialog.get_by_label("State")
+        await state.fill((await state.input_value()).replace('"amount": 101', '"amount": 7'))
+        await expect(changes.locator(".removed")).to_contain_text("state.amount:101")
+        await expect(changes.locator(".added")).to_contain_text("state.amount:7")
+
+
+async def test_r_opens_the_retry_of_the_instance(log_in: LogIn, worker: Worker) -> None:
+    failed = await worker.insert(fragile, "page 1")
+    await worker.wait(failed)
+    async with log_in("operate", path=f"/i/{failed.id}") as page:
+        await expect(page.get_by_role("heading", level=1)).to_be_visible()
+        await page.keyboard.press("r")
+        await expect(page.get_by_role("dialog", name=f"Retry shop.fragile #{failed.id}")).to_be_visible()
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_role("link", name="1", exact=True).first).to_have_attribute(
+            "href", f"/i/{failed.id}?tab=executions"
+        )
+        await expect(page.get_by_text("1 of 1 transition", exact=True)).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_tabs_and_the_legend_are_visible_on_a_phone(log_in: LogIn, worker: Worker, scheme: Any) -> None:
+    id = await ended(worker)
+    async with log_in("read", path=f"/i/{id}", width=400, color_scheme=scheme) as page:
+        await expect(page.get_by_role("tab", name="Audit")).to_be_visible()
+        for tab in await page.get_by_role("tab").all():
+            box = await tab.bounding_box()
+            assert box is not None
+            assert box["x"] + box["width"] <= 400
+        shadow = "getComputedStyle(document.querySelector('.scroll')).backgroundAttachment"
+        assert await page.evaluate(shadow) == "local, local, scroll, scroll"

@@ -42,7 +42,16 @@ async def test_list_says_what_instances_wait_for_and_follows_the_search(log_in: 
         await expect(rows.filter(has_text="#10")).to_contain_text("mail")
         tabs = page.get_by_role("tab")
         await expect(tabs).to_have_text(
-            ["All11", "Running0", "Runnable3", "Waiting2", "Children0", "Failed4", "Done2", "Cancelled0"]
+            [
+                "All 11",
+                "Running 0",
+                "Runnable 3",
+                "Waiting 2",
+                "Children 0",
+                "Failed 4",
+                "Done 2",
+                "Cancelled 0",
+            ]
         )
         await shot(page, "instances")
         await page.get_by_role("tab", name="Failed").press("Enter")

@@ -115,7 +115,7 @@ async def test_page_shows_figures_and_follows_them(
     async with Worker(MACHINES, dsn=durable_dsn, settings=FAST) as worker, log_in("read") as page:
         await expect(page.get_by_text("All checks passed")).to_be_visible()
         for name, path in {
-            "Started": "age%3A%3C15m", "Done 8": "status%3Adone", "Failed 33 % 4": "status%3Afailed",
+            "Started": "age%3A%3C15m", "Done 8": "status%3Adone%20ended%3A%3C15m", "Failed 33 % 4": "status%3Afailed%20ended%3A%3C15m",
             "Due now": "status%3Adue", "Waiting": "status%3Awaiting",
         }.items():  # fmt: skip
             link = page.locator("main").get_by_role("link", name=re.compile(name.replace(" ", ".*")))

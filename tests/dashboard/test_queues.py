@@ -86,7 +86,7 @@ async def test_page_follows_changes_of_others(log_in: LogIn, client: AsyncClient
         await client.pause_queue("mail", actor="cron")
         await expect(page.get_by_role("row", name="mail")).to_contain_text("paused by cron")
         await expect(page.get_by_role("button", name="Resume queue mail")).to_be_disabled()
-        await expect(page.get_by_role("navigation")).to_contain_text("Queues & limits1")
+        await expect(page.get_by_role("navigation")).to_contain_text("Queues & limits 1")
 
 
 async def test_limits_are_changed_on_the_page(log_in: LogIn, client: AsyncClient) -> None:

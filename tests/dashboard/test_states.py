@@ -63,6 +63,7 @@ async def test_outage_keeps_the_data_of_every_page(log_in: LogIn, full: Shop, pr
         proxy.on(lambda _: True, "asked", lambda: Verdict.CUT, times=None)
         for page, (title, rows) in zip(pages, shown, strict=True):
             await expect(page.get_by_role("alert")).to_contain_text("The database does not answer")
+            await expect(page.get_by_role("alert")).to_contain_text("database unreachable: ")
             await expect(page.locator("main.stale h1")).to_have_text(title or "")
             await expect(page.locator("main tbody tr")).to_have_count(rows)
             await expect(page.locator(".trouble, .skeleton")).to_have_count(0)

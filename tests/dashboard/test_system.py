@@ -25,6 +25,11 @@ async def test_findings_have_a_fix_to_copy(log_in: LogIn, client: AsyncClient) -
         await expect(page.get_by_text("Copied")).to_be_visible()
         for text in ("shared_buffers", "done 24 h", "Postgresql", "Max connections"):
             await expect(page.locator("main")).to_contain_text(text, ignore_case=True)
+        await expect(page.get_by_text("PostgreSQL", exact=True)).to_be_visible()
+        marks = page.locator(".findings > div > .glyph[aria-label]")
+        severities = [str(await one.get_attribute("aria-label")) for one in await marks.all()]
+        assert severities == sorted(severities, key=lambda one: ["problem", "notice", "passed"].index(one))
+        await expect(page.locator("nav footer")).to_contain_text("Times in ")
         await expect(page.get_by_role("row", name="gen_durable")).to_be_visible()
         await shot(page, "system")
         await page.set_viewport_size({"width": 400, "height": 900})

@@ -126,7 +126,6 @@ def facts_of(one: Instance[Any, Any], executions: int) -> tuple[Part, ...]:
         "schedule": one.schedule,
     }
     ids = {"parent": one.parent_id, "forked from": one.forked_from}
-    numbers = {"transitions": one.step_seq, "executions": executions}
     return (
         Part(name="machine", text=f"{one.machine} v{one.version}", to=f"/m/{quote(one.machine, safe='')}"),
         *(
@@ -136,7 +135,8 @@ def facts_of(one: Instance[Any, Any], executions: int) -> tuple[Part, ...]:
         ),
         *(Part(name=name, id=id) for name, id in ids.items() if id is not None),
         Part(name="inserted", at=one.inserted_at),
-        *(Part(name=name, text=f"{n:,}") for name, n in numbers.items()),
+        Part(name="transitions", text=f"{one.step_seq:,}"),
+        Part(name="executions", text=f"{executions:,}", to=f"/i/{one.id}?tab=executions"),
         *([Part(name="priority", text=str(one.priority))] if one.priority else ()),
     )
 

@@ -25,6 +25,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     hint: str | None = None
     options: tuple[tuple[str, str], ...] | None = None
     """Values and their texts, if these are the only ones."""
+    sets: Mapping[str, Mapping[str, str]] | None = None
+    """By value: what other fields get when it is chosen."""
     required: bool = False
 
 
@@ -47,6 +49,10 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     fields: tuple[Field, ...] = ()
     body: dict[str, Any] = {}
     """Values without an input."""
+    preview: dict[str, str] | None = None
+    """Parameters of `/batches/preview`, beside the values of the fields."""
+    shows_changes: bool = False
+    """Whether the form shows which values differ from the present ones."""
     reads_state: bool = False
     """The field `state` shows the text of `/instances/{id}/state` and is left out if unchanged. `expected_step_seq` too
     is from there."""
@@ -83,7 +89,7 @@ def signal_of(one: Instance[Any, Any], signals: Mapping[str, Any]) -> Action:
     names = tuple(dict.fromkeys((*one.awaits, *signals)))
     first = names[0] if names else ""
     options = tuple((name, name) for name in names) or None
-    payload = msgspec.json.format(msgspec.json.encode(example(signals.get(first))), indent=2).decode()
+    payloads = {name: _text(example(signals.get(name))) for name in names}
     return Action(
         text="Signal",
         icon="bolt",
@@ -94,8 +100,15 @@ def signal_of(one: Instance[Any, Any], signals: Mapping[str, Any]) -> Action:
         else "It waits for no signal now. The signal stays in its inbox until a step awaits it.",
         verb="Send",
         fields=(
-            Field(name="name", label="Signal", value=first, options=options, required=True),
-            Field(name="payload", label="Payload", type="json", value=payload),
+            Field(
+                name="name",
+                label="Signal",
+                value=first,
+                options=options,
+                required=True,
+                sets={name: {"payload": text} for name, text in payloads.items()} or None,
+            ),
+            Field(name="payload", label="Payload", type="json", value=payloads.get(first, "null")),
             Field(
                 name="dedup_key",
                 label="Dedup key",
@@ -103,6 +116,10 @@ def signal_of(one: Instance[Any, Any], signals: Mapping[str, Any]) -> Action:
             ),
         ),
     )
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
 def wake_of(one: Instance[Any, Any]) -> Action:
@@ -191,6 +208,7 @@ def _edit(one: Instance[Any, Any], steps: Sequence[str]) -> Action:
             Field(name="wake", label="Stop waiting, and run now", type="checkbox", value=False),
         ),
         body={"expected_step_seq": one.step_seq},
+        shows_changes=True,
         reads_state=True,
     )
 
@@ -206,11 +224,12 @@ def _cancel(one: Instance[Any, Any]) -> Action:
         what="It ends when its running step ends." if is_executing else "It ends without running its step.",
         verb="Cancel the instance",
         danger=True,
+        preview={"verb": "cancel", "ids": str(one.id)},
         fields=(
             Field(name="cascade", label="Also cancel all descendants", type="checkbox", value=False),
             Field(
                 name="force",
-                label="Also while a step executes; its outcome is discarded",
+                label="Also while a step runs; discard its outcome",
                 type="checkbox",
                 value=False,
             ),

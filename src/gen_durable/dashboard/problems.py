@@ -95,7 +95,9 @@ def _of_statement(error: StatementError) -> Problem | None:
             fix="Narrow the search, or try again.",
         )
     if is_outage(error):
-        return Problem(status=503, title="The database does not answer", detail=error.message)
+        return Problem(
+            status=503, title="The database does not answer", detail=f"database unreachable: {error.message}"
+        )
     if is_repairable(error):
         return Problem(status=503, title="The database refuses the query", detail=str(error))
     if is_data(error):

@@ -38,7 +38,7 @@ class TableRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SystemPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Findings of the doctor, the server, and the tables."""
+    """Findings of the doctor, problems first; the server, and the tables."""
 
     at: datetime
     findings: Sequence[Finding]
@@ -78,7 +78,7 @@ def _system(settings: Settings, findings: Sequence[Finding]) -> Plan[SystemPage]
     values: dict[str, Any] = msgspec.structs.asdict(settings)
     return SystemPage(
         at=at,
-        findings=findings,
+        findings=sorted(findings, key=lambda one: one.severity != "problem"),
         passed=[] if "schema.version" in codes else [one for one in doctor.CODES if one not in codes],
         version=__version__,
         schema=settings.schema,

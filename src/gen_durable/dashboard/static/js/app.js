@@ -1,7 +1,7 @@
 // The shell: navigation, top bar, dialogs, and the page that belongs to the address.
 import { html, render, useEffect, useErrorBoundary, useRef, useState } from "../vendor/preact.js";
-import { age, api, clock, count, dialog, down, go, href, live, loadSession, num, pause, retry, route, search, session, theme, toast, toasts, useData } from "./lib.js";
-import { Button, Empty, Glyph, Icon, Link, Modal, Skeleton, Trouble, useChoice } from "./ui.js";
+import { age, api, clock, count, dialog, down, go, href, live, loadSession, num, parse, pause, retry, route, search, session, theme, toast, toasts, useData, write } from "./lib.js";
+import { Button, Diff, Empty, Glyph, Icon, Link, Modal, Skeleton, Trouble, useChoice } from "./ui.js";
 
 // [path, icon, title, key, count of the shell]; a group starts with its title.
 const ROUTES = [
@@ -38,10 +38,9 @@ const Side = ({ shell, entry, open, onClose }) => html`<nav class=${open ? "side
   <div class="pages" onClick=${onClose}>${ROUTES.map(one => {
     if (typeof one === "string") return html`<p>${one}</p>`;
     const [n, kind, word] = (shell && one[4]?.(shell)) ?? [];
-    return html`<a href=${href(`/${one[0]}`)} aria-current=${one === entry ? "page" : undefined}><${Icon} name=${one[1]} />${one[2]}
-      ${n != null && (n > 0 || !word) && html`<span class=${`n ${n && kind ? `c-${kind}` : ""}`} title=${word && `${num(n)} ${word}`}>${count(n)}</span>`}</a>`;
+    return html`<a href=${href(`/${one[0]}`)} aria-current=${one === entry ? "page" : undefined}><${Icon} name=${one[1]} />${one[2]} ${n != null && (n > 0 || !word) && html`<span class=${`n ${n && kind ? `c-${kind}` : ""}`} title=${word && `${num(n)} ${word}`}>${count(n)}</span>`}</a>`;
   })}</div>
-  <footer><span class="row"><i class=${`beat ${live.value}`} />${live.value === "down" ? WORDS.down : `Version ${session.value.version}`}</span>
+  <footer><span class="small">Times in ${Intl.DateTimeFormat().resolvedOptions().timeZone}</span><span class="row"><i class=${`beat ${live.value}`} />${live.value === "down" ? WORDS.down : `Version ${session.value.version}`}</span>
     <span class="row who"><span class="grow" title=${`role ${session.value.role}`}>${session.value.user} · ${session.value.role}</span>
       <${Button} icon="theme" kind="ghost" small label=${`Theme: ${theme.value}`} onClick=${() => setTheme()} />
       <${Button} icon="exit" kind="ghost" small label="Log out" onClick=${logOut} /></span></footer></nav>`;
@@ -108,8 +107,15 @@ const Field = ({ field: { name, label, type = "text", hint, options, required, r
   return html`<label class=${type === "checkbox" ? "field check" : "field"}><span>${label}</span>${control}${hint && html`<small>${hint}</small>`}</label>`;
 };
 
-const Confirm = ({ title, what, verb, danger, preview, fields = [], asks = true, isOff, onYes }) => {
-  const [values, setValues] = useState(() => Object.fromEntries(fields.map(field => [field.name, field.value ?? ""])));
+const typed = (values, fields) => Object.fromEntries(fields.map(({ name, type }) => {
+  try {
+    return [name, type === "json" ? parse(values[name]) : values[name]];
+  } catch {
+    return [name, values[name]];
+  }
+}));
+const Confirm = ({ title, what, verb, danger, preview, fields = [], asks = true, isOff, shows_changes: differs, onYes }) => {
+  const first = () => Object.fromEntries(fields.map(field => [field.name, field.value ?? ""])), [before] = useState(first), [values, setValues] = useState(before);
   const [reason, setReason] = useState("");
   const [seen, setSeen] = useState(preview ? null : {});
   const [problem, setProblem] = useState(null);
@@ -140,12 +146,13 @@ const Confirm = ({ title, what, verb, danger, preview, fields = [], asks = true,
   return html`<${Modal} title=${title} onClose=${shut}><form class="stack" onSubmit=${submit}>
     ${what && html`<p class="soft">${what}</p>`}
     ${preview && html`<p class="preview" role="status">${!seen ? "Counting …" : seen.count != null ? html`<b>${count(seen.count)}</b> instance${seen.count === 1 ? "" : "s"} ${seen.text}` : seen.text}</p>`}
-    ${fields.map((field, i) => html`<${Field} key=${field.name} field=${field} autofocus=${i === 0} value=${values[field.name]} onInput=${value => setValues({ ...values, [field.name]: value })} />`)}
+    ${fields.map((field, i) => html`<${Field} key=${field.name} field=${field} autofocus=${i === 0} value=${values[field.name]} onInput=${value => setValues({ ...values, ...field.sets?.[value], [field.name]: value })} />`)}
+    ${differs && write(before) !== write(values) && html`<section aria-label="Changes"><${Diff} before=${typed(before, fields)} after=${typed(values, fields)} /></section>`}
     ${asks && html`<${Field} field=${{ name: "reason", label: "Reason", hint: isOff ? "Not recorded: the audit level is off." : "Recorded in the audit log." }} value=${reason} onInput=${setReason} autofocus=${!fields.length} />`}
     <div class="foot">${progress && html`<div class="progress"><progress value=${progress.done} max=${progress.total || 1} aria-label="Progress" /><span role="status">${progress.text ?? `${num(progress.done)} of ${num(progress.total)}`}</span>
       ${progress.to && html`<${Link} to=${progress.to} onClick=${leave}>${progress.name}<//>`}${progress.stop && html`<${Button} small onClick=${progress.stop}>Stop<//>`}</div>`}
     ${problem && html`<${Trouble} problem=${problem} />`}
-      <div class="actions"><${Button} disabled=${busy && !progress?.to} onClick=${shut}>${progress?.to ? "Close" : "Cancel"}<//><button class=${danger ? "button danger solid" : "button primary"} disabled=${busy || !seen || seen.count === 0} aria-busy=${busy}>${verb ?? "Apply"}</button></div></div></form><//>`;
+      <div class="actions"><${Button} disabled=${busy && !progress?.to} onClick=${shut}>Close<//><button class=${danger ? "button danger solid" : "button primary"} disabled=${busy || !seen || seen.count === 0} aria-busy=${busy}>${verb ?? "Apply"}</button></div></div></form><//>`;
 };
 
 const jump = path => () => go(path);
@@ -186,7 +193,7 @@ const Palette = ({ onClose }) => {
 
 const KEYS = [
   ["⌘K", "Search or jump to"], ["/", "Search instances"], ["?", "Keyboard shortcuts"], ["p", "Pause or resume live updates"], ["t", "Change the theme"],
-  ["j k", "Next or previous row"], ["x", "Select the row"], ["⇧ x", "Select all rows up to it"], ["↵", "Open the row"], ["← →", "Transitions of an instance"], ["Esc", "Close"],
+  ["j k", "Next or previous row"], ["x", "Select the row"], ["⇧ x", "Select all rows up to it"], ["↵", "Open the row"], ["r", "Retry"], ["← →", "Transitions of an instance"], ["Esc", "Close"],
 ];
 const Help = ({ onClose }) => html`<${Modal} title="Keyboard shortcuts" class="help" onClose=${onClose}><div class="columns">
   <dl>${KEYS.map(([keys, text]) => html`<div><dt>${text}</dt><dd>${keys.split(" ").map(key => html`<kbd>${key}</kbd>`)}</dd></div>`)}</dl>
@@ -210,7 +217,7 @@ const SHORTCUTS = {
     if (field) field.focus();
     else panel.open = "palette";
   },
-  p: () => pause(), t: () => setTheme(), j: () => step(1), k: () => step(-1), x: () => inRow("input[type=checkbox]"), X: () => inRow("input[type=checkbox]", true), Enter: () => inRow("a"),
+  p: () => pause(), t: () => setTheme(), j: () => step(1), k: () => step(-1), r: () => (document.activeElement.querySelector("[data-retry]") ?? document.querySelector("main [data-retry]"))?.click(), x: () => inRow("input[type=checkbox]"), X: () => inRow("input[type=checkbox]", true), Enter: () => inRow("a"),
   g: () => (prefix = Date.now()),
 };
 function press(event) {

@@ -367,4 +367,4 @@ export const dialog = signal(null);
 export const confirm = options => (dialog.value = options);
 const READ = { json: parse, number: text => (text === "" ? null : +text), seconds: text => (text ? `PT${text}S` : null) };
 export const change = (path, { body, fields = [], done, ...options }) => confirm({ ...options, fields, onYes: (reason, values, report) =>
-  api.post(path.call ? path(values) : path, { ...body, ...Object.fromEntries(fields.map(({ name, type }) => [name, READ[type] ? READ[type](values[name]) : values[name]])), reason }).then(answer => (done ? done(answer, report) : answer)) });
+  api.post(path.call ? path(values) : path, { ...body, ...Object.fromEntries(fields.filter(one => !one.inPath).map(({ name, type }) => [name, READ[type] ? READ[type](values[name]) : values[name]])), reason }).then(answer => (done ? done(answer, report) : answer)) });

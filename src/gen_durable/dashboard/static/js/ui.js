@@ -87,7 +87,7 @@ const rove = (event, selector) => {
 
 export const Tabs = ({ items, value, onPick, label }) => html`<div class="tabs" role="tablist" aria-label=${label} onKeyDown=${event => rove(event, "[role=tab]")}>
   ${items.map(({ id, text, count, kind }) => html`<button type="button" role="tab" key=${id} aria-selected=${id === value} tabindex=${id === (items.some(one => one.id === value) ? value : items[0].id) ? 0 : -1} onClick=${() => onPick(id)}>
-    ${kind && html`<${Glyph} kind=${kind} />`}${text}${count != null && html`<span class="n">${typeof count === "number" ? num(count) : count}</span>`}</button>`)}</div>`;
+    ${kind && html`<${Glyph} kind=${kind} />`}${text}${count != null && html` <span class="n">${typeof count === "number" ? num(count) : count}</span>`}</button>`)}</div>`;
 
 export const Menu = ({ items, label = "More", icon = "more", children }) => {
   const [open, setOpen] = useState(false);

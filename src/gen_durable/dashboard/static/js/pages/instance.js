@@ -1,10 +1,10 @@
 // One instance: why it does not run, its path, its timeline, what belongs to it, and the changes that the server offers.
 import { html, useEffect, useMemo, useState } from "../../vendor/preact.js";
-import { ago, api, clock, confirm, count, dur, go, moment, now, num, search, seconds, setQuery, T, time, toast, until, useData, useTopic, write } from "../lib.js";
+import { ago, api, clock, confirm, count, dur, go, moment, now, num, plural, search, seconds, setQuery, T, time, toast, until, useData, useTopic, write } from "../lib.js";
 import { Bar, Button, Code, Diff, Empty, Glyph, Head, Id, Json, kindOf, Link, Loaded, Menu, Panel, Segment, Status, Table, Tabs, Time } from "../ui.js";
 import { Graph } from "../graph.js";
 
-async function act({ instance }, { fields, body, path, reads_state, ...action }, at) {
+async function act({ instance }, { fields, body, path, reads_state, preview, ...action }, at) {
   let state;
   try {
     state = reads_state && await api.get(`/instances/${instance.id}/state`);
@@ -12,7 +12,11 @@ async function act({ instance }, { fields, body, path, reads_state, ...action },
     return toast(problem.message, "fail");
   }
   const given = { at, state: state.text };
-  confirm({ ...action, fields: fields.map(field => ({ ...field, value: given[field.name] ?? field.value })), onYes: async (reason, values) => {
+  const count = async values => {
+    const { count, descendants, text, effect } = await api.get("/batches/preview", { params: { ...preview, ...values } });
+    return { count: count + descendants, text: `${text}. ${effect}` };
+  };
+  confirm({ ...action, preview: preview && count, fields: fields.map(field => ({ ...field, value: given[field.name] ?? field.value })), onYes: async (reason, values) => {
     const sent = { ...body, reason };
     for (const { name, type } of fields) if (values[name] !== "" && (name !== "state" || values.state !== state.text)) sent[name] = type === "number" ? +values[name] : values[name];
     if (sent.expected_step_seq != null && state) sent.expected_step_seq = state.step_seq;
@@ -40,6 +44,7 @@ const Answer = ({ page, page: { instance: { progress }, answer: { kind, title, s
 const ENDS = { "(done)": "done", "(failed)": "fail", "(cancelled)": "cancel" };
 const target = one => one.to ?? (one.outcome === "done" ? "(done)" : one.cause || one.outcome === "stop" ? "(failed)" : "(cancelled)");
 const began = one => one.started_at ?? one.leased_at;
+const ranFor = s => dur(s || 1e-4);
 const ran = one => (began(one) ? T(one.finished_at ?? now()) - T(began(one)) : null);
 
 function pathOf({ instance, transitions, executions }, { nodes, edges }, index) {
@@ -52,7 +57,7 @@ function pathOf({ instance, transitions, executions }, { nodes, edges }, index) 
   }
   for (const one of executions) if (one.step_seq <= last.step_seq) took[one.step] = (took[one.step] ?? 0) + ran(one);
   return { edges: walked, nodes: Object.fromEntries(nodes.map(({ id }) => {
-    const all = times[id], left = took[id] == null ? "" : `ran ${dur(took[id])}`;
+    const all = times[id], left = took[id] == null ? "" : `ran ${ranFor(took[id])}`;
     return [id, {
       left, dim: !all && id !== "(start)" && id !== here, badge: all && !ENDS[id] ? (all[1] ? `×${all.length}` : String(all[0])) : undefined,
       here: id === here && (ENDS[end] ?? (one => (one ? "run" : kindOf(instance)))(transitions[index + 1])), label: `${id}: ${all ? `reached by transition ${all.map(seq => seq - 1).join(", ")} ${left}` : "not reached"}`,
@@ -79,7 +84,7 @@ const Path = ({ page, index, onMove }) => {
     return () => removeEventListener("keydown", press);
   });
   const go = (by, icon, label) => html`<${Button} icon=${icon} kind="ghost" small label=${label} disabled=${!transitions[index + by]} onClick=${() => onMove(index + by)} />`;
-  return html`<${Panel} class="path" title="Path" flush aside=${html`<span>${num(one.step_seq)} of ${num(transitions[last].step_seq)} transitions</span>
+  return html`<${Panel} class="path" title="Path" flush aside=${html`<span>${num(one.step_seq)} of ${plural(transitions[last].step_seq, "transition")}</span>
       <${Button} icon=${playing ? "pause" : "play"} small disabled=${!last} onClick=${() => (playing || index < last || onMove(0), setPlaying(!playing))}>${playing ? "Stop" : "Play"}<//>`}>
     ${path ? html`<${Graph} layout=${picture} ...${path} onSelect=${id => onMove(transitions.findLastIndex(one => target(one) === id))} label="Path" />` : html`<p class="none dim">${machine.loading ? "" : "This version of the machine has no picture."}</p>`}
     <div class="scrub">${go(-1, "left", "Previous transition")}<input type="range" max=${last} value=${index} disabled=${!last} aria-label="Transition" aria-valuetext=${`${one.step_seq}: ${target(one)}`} onInput=${event => onMove(+event.target.value)} />${go(1, "right", "Next transition")}<span>${stamp(one.finished_at, { ms: true })}</span></div><//>`;
@@ -88,7 +93,7 @@ const Path = ({ page, index, onMove }) => {
 const Steps = ({ page: { transitions }, index, onMove }) => html`<${Panel} title="Steps" flush aside=${html`<span><kbd>←</kbd> <kbd>→</kbd></span>`}><ol class="hops">${transitions.map((one, i) => {
   const { signals = [], outcome, executions, ...next } = transitions[i + 1] ?? {};
   return html`<li key=${i}><button type="button" aria-current=${i === index} onClick=${() => onMove(i)}><span class="dim">${one.to && one.step_seq + 1}</span>${one.to ?? html`<${Status} kind=${ENDS[target(one)]} />`}
-    <span class="cut soft">${signals.length > 0 && `after ${signals.join(", ")}`}${outcome === "edit" ? "edited" : outcome && !one.to && "retried"} ${executions > 1 && html`<span class="c-retry">×${executions}</span>`}</span><span class="dim">${ran(next) != null && dur(ran(next))}</span></button></li>`;
+    <span class="cut soft">${signals.length > 0 && `after ${signals.join(", ")}`}${outcome === "edit" ? "edited" : outcome && !one.to && "retried"} ${executions > 1 && html`<span class="c-retry">×${executions}</span>`}</span><span class="dim">${ran(next) != null && ranFor(ran(next))}</span></button></li>`;
 })}</ol><//>`;
 
 const State = ({ page: { instance, transitions, is_collected: isCollected }, index }) => {
@@ -129,7 +134,7 @@ const json = value => (value == null ? "" : write(value));
 const TABS = {
   executions: ["Executions", "It has not run yet. Its first execution appears here when a worker leases it.", [
     column("#", one => one.attempt, { ...figure, width: "1%" }), bold("Step", one => one.step, one => one.step_attempt > 0 && `attempt ${one.step_attempt + 1}`), outcome("Outcome", one => one.outcome ?? "running"), text("Error", one => one.error ?? ""),
-    column("Ran", one => dur(ran(one)), figure), when(one => began(one) ?? one.finished_at, one => one.lease_owner)]],
+    column("Ran", one => (ran(one) == null ? "–" : ranFor(ran(one))), figure), when(one => began(one) ?? one.finished_at, one => one.lease_owner)]],
   inbox: ["Inbox", "The inbox is empty. Signals that no step has consumed wait here.", [
     bold("Signal", one => one.name, one => (one.is_awaited ? "awaited" : "not awaited")), text("Payload", one => json(one.payload)), when(one => one.received_at)]],
   children: ["Children", "It has scheduled no children.", [
@@ -160,7 +165,7 @@ const Body = ({ page, query }) => {
     ...[["Result", instance.stored_result], ["Checkpoint", checkpoint]].map(([title, value]) => value != null && html`<${Panel} title=${title}><${Json} value=${value} /><//>`),
   ];
   return html`<${Head} title=${`${instance.machine} #${instance.id}`} badge=${html`<${Status} row=${instance} big />`} sub=${html`<span class="wrap facts-of">${page.facts.map(part => html`<span><i>${part.name}</i> <${Piece} part=${part} /></span>`)}</span>`}>
-      ${actions.map(one => !one.is_rare && html`<${Button} icon=${one.icon} kind=${one.kind} need=${one.need} onClick=${() => act(page, one)}>${one.text}<//>`)}
+      ${actions.map(one => !one.is_rare && html`<${Button} icon=${one.icon} kind=${one.kind} need=${one.need} data-retry=${one.text === "Retry" || undefined} onClick=${() => act(page, one)}>${one.text}<//>`)}
       <${Menu} items=${actions.filter(one => one.is_rare).map(one => ({ ...one, onPick: () => act(page, one, seq) }))} /><//>
     <${Answer} page=${page} />
     <div class="inst"><div class="stack"><${Path} ...${at} /><${Steps} ...${at} /></div><div class="stack">

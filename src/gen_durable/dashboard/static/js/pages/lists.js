@@ -44,7 +44,7 @@ export async function follow({ id, ...now }, report) {
   return [`${VERBS[now.verb][0]}: ${now.result}`, now.last_error ? "notice" : "done", `/batches?id=${id}`];
 }
 
-const Change = ({ verb, onPick, text = VERBS[verb][0] }) => html`<${Button} small icon=${VERBS[verb][1]} need=${VERBS[verb][2]} onClick=${onPick}>${text}<//>`;
+const Change = ({ verb, onPick, text = VERBS[verb][0] }) => html`<${Button} small icon=${VERBS[verb][1]} need=${VERBS[verb][2]} data-retry=${verb === "retry" || undefined} onClick=${onPick}>${text}<//>`;
 const Nothing = ({ icon, title, children }) => html`<${Empty} icon=${icon} level="h2" title=${title}>${children}<//>`;
 const pick = q => setQuery({ q, before: null }, { push: true });
 const atLeast = one => num(one.count) + (one.is_exact ? "" : "+");

@@ -27,7 +27,7 @@ export const Card = ({ machine, steps = {}, figures }) => {
   const { name, version, picture, workers } = machine, sum = totals(steps);
   const shown = Object.entries(STATES).filter(([state]) => sum[state]);
   return html`<article class="card"><header><h3><${Link} class="whole" to=${`/m/${encodeURIComponent(name)}`}>${name}<//></h3><span class="dim">v${version}</span>
-      ${!workers ? html`<span class="chip c-retry">no worker</span>` : figures?.started > 0 && html`<b>${rate(figures.started)}</b>`}</header>
+      ${!workers ? html`<span class="chip c-retry">no worker</span>` : figures?.started > 0 && html`<${Link} class="rate" to=${search(`${term("machine", name)} age:<${figures.range ?? "15m"}`)} title="Started">${rate(figures.started)}<//>`}</header>
     <div class="paper">${picture ? html`<${Mini} layout=${picture} nodes=${heats(picture, steps)} />` : html`<span class="dim small">no picture</span>`}</div>
     <footer>${shown.length ? shown.map(([state, kind]) => html`<${Link} class=${`c-${kind}`} to=${search(`${term("machine", name)} status:${state}`)} title=${state.replace("_", " ")}><${Glyph} kind=${kind} size=${11} label=${state.replace("_", " ")} />${count(sum[state], MOST)}<//>`)
       : html`<span class="dim">no live instances</span>`}${sum.done > 0 && html`<${Link} class="c-done" to=${search(`${term("machine", name)} status:done`)}><${Glyph} kind="done" size=${11} label="done" />${count(sum.done, MOST_DONE)}<//>`}</footer></article>`;

@@ -15,7 +15,7 @@ const Paused = ({ is, subject }) => html`<${To} class="chip c-retry" to=${`/audi
 
 /** Fields of an answer, each as its type wants. */
 const shown = value => (typeof value === "boolean" ? (value ? "yes" : "no") : typeof value === "object" ? html`<${Json} value=${value} />` : /^\d{4}-\d\d-\d\dT/.test(value) ? html`${moment(value, { ms: true })} (<${Time} at=${value} form=${T(value) > now() ? "until" : "ago"} />)` : /^PT?\d/.test(value) ? dur(value) : `${value}`);
-const Facts = one => html`<dl class="facts">${Object.entries(one).map(([name, value]) => value != null && html`<dt>${name.replaceAll("_", " ")}</dt><dd>${shown(value)}</dd>`)}</dl>`;
+const Facts = one => html`<dl class="facts">${Object.entries(one).map(([name, value]) => value != null && html`<dt>${name === "postgresql" ? "PostgreSQL" : name.replaceAll("_", " ")}</dt><dd>${shown(value)}</dd>`)}</dl>`;
 
 const Act = ({ path, icon, verb, of, need = "operate", text, kind, ...rest }) => html`<${Button} small=${!kind} kind=${kind} icon=${icon} need=${need} label=${`${verb} ${of}`} onClick=${() => change(path, { title: `${verb} ${of}${rest.fields ? "" : "?"}`, verb, ...rest })}>${text}<//>`;
 
@@ -51,15 +51,15 @@ const queueColumns = [
   { title: "Workers", num: true, wide: true, cell: queue => html`<${To} to=${`/workers?queue=${to(queue.name)}`}>${num(queue.workers)}<//>` },
   { title: "", cell: queue => html`<div class="actions">
     ${queue.is_paused ? html`<${QueueAct} queue=${queue} icon="play" verb="Resume" />` : html`<${QueueAct} queue=${queue} icon="pause" verb="Pause" what="Workers start nothing from it until it is resumed. Running steps finish." />`}
-    <${QueueAct} queue=${queue} icon="edit" verb="Limit" text="" path=${`/queues/${to(queue.name)}/concurrency`} what="How many of its instances each worker runs at a time." fields=${[{ name: "concurrency", label: "Per worker", type: "number", value: queue.concurrency, hint: "Empty: the setting of the worker." }]} /></div>` },
+    <${QueueAct} queue=${queue} icon="edit" verb="Limit" shows_changes text="" path=${`/queues/${to(queue.name)}/concurrency`} what="How many of its instances each worker runs at a time." fields=${[{ name: "concurrency", label: "Per worker", type: "number", value: queue.concurrency, hint: "Empty: the setting of the worker." }]} /></div>` },
 ];
 
 const LIMITS = {
   rate: ["Rate limits", "across all workers", "Instances with the limit wait until it is set.", one => `${num(one.allowed)} per ${dur(one.per).replace(".0", "")}, burst ${num(one.burst)}`, ["allowed", "Starts per period"], ["per", "Period in seconds", "seconds"], ["burst", "Burst"]],
   concurrency: ["Concurrency limits", "executions at a time, of each key", "Each key then has one slot.", one => `${plural(one.slots, "slot")} for each key`, ["slots", "Slots of each key"]],
 };
-const SetLimit = ({ one = {}, kind, name = one.name }) => html`<${Act} icon=${name ? "edit" : "plus"} verb="Set" of=${name ? `limit ${name}` : `${kind} limit`} path=${values => `/limits/${kind}/${to(name ?? values.name)}`}
-  fields=${[...(name ? [] : [{ name: "name", label: "Name", required: true }]), ...LIMITS[kind].slice(4).map(([field, label, type = "number"]) => ({ name: field, label, type, value: type === "number" ? one[field] : seconds(one[field]) ?? 1, required: field !== "burst" }))]} />`;
+const SetLimit = ({ one = {}, kind, name = one.name }) => html`<${Act} icon=${name ? "edit" : "plus"} shows_changes=${name} verb="Set" of=${name ? `limit ${name}` : `${kind} limit`} path=${values => `/limits/${kind}/${to(name ?? values.name)}`}
+  fields=${[...(name ? [] : [{ name: "name", label: "Name", required: true, inPath: true }]), ...LIMITS[kind].slice(4).map(([field, label, type = "number"]) => ({ name: field, label, type, value: type === "number" ? one[field] : seconds(one[field]) ?? 1, required: field !== "burst" }))]} />`;
 const Limits = ({ kind, limits }) => html`<${Panel} title=${LIMITS[kind][0]} aside=${html`${LIMITS[kind][1]}<${SetLimit} kind=${kind} />`} flush><div class="list">${limits.filter(one => one.kind === kind).map(one => html`<div key=${one.name}>
   <div class="grow"><b class="mono">${one.name}</b><div class="soft small">${LIMITS[kind][3](one)}</div></div><${SetLimit} one=${one} kind=${kind} /><${Act} icon="trash" danger verb="Remove" of=${`limit ${one.name}`} path=${`/limits/${kind}/${to(one.name)}/remove`} what=${LIMITS[kind][2]} /></div>`)}</div><//>`;
 
@@ -72,9 +72,9 @@ const Queues = () => html`<${Head} title="Queues & limits" sub="A paused queue s
 // Schedules
 const MOST = 48;
 const ScheduleAct = ({ one: { name }, verb, ...rest }) => html`<${Act} verb=${verb} of=${name} path=${`/schedules/${to(name)}/${verb.toLowerCase()}`} ...${rest} />`;
-const Edit = ({ one = {}, name = one.name }) => html`<${Act} icon=${name ? "edit" : "plus"} text=${name ? "" : "New"} kind=${name ? "" : "primary"} verb=${name ? "Edit" : "Add"} of=${name ?? "a schedule"} path=${values => `/schedules/${to(name ?? values.name)}`}
+const Edit = ({ one = {}, name = one.name }) => html`<${Act} icon=${name ? "edit" : "plus"} shows_changes=${name} text=${name ? "" : "New"} kind=${name ? "" : "primary"} verb=${name ? "Edit" : "Add"} of=${name ?? "a schedule"} path=${values => `/schedules/${to(name ?? values.name)}`}
   what="A worker whose code declares the schedule stores that definition when it starts." fields=${[
-    ...(name ? [] : [{ name: "name", label: "Name", required: true }]),
+    ...(name ? [] : [{ name: "name", label: "Name", required: true, inPath: true }]),
     { name: "machine", label: "Machine", value: one.machine, required: true },
     { name: "cron", label: "Cron", value: one.cron, hint: "30 2 * * MON-FRI: minute, hour, day, month, weekday" },
     { name: "every", label: "Or interval in seconds", type: "seconds", value: seconds(one.every) },
@@ -166,7 +166,8 @@ const auditHead = ({ level }) => html`<${Head} title="Audit" sub="The statement 
 const Audit = ({ query }) => html`<${Log} path="/audit" query=${query} by="who" tabs=${[["people", "What people did"], ["trouble", "What went wrong"], ["all", "All"]]} filters=${["actor", "event", "subject", "instance"]} columns=${auditColumns} icon="audit" head=${auditHead} empty="Changes of instances, queues, limits and schedules appear here." />`;
 
 // System
-const Finding = ({ severity, what, fix }) => html`<div><${Glyph} kind=${severity === "problem" ? "fail" : "notice"} label=${severity} /><div class="grow stack"><b>${what}</b>${fix.split(/[;`]? ?(gen-durable [^;`]+)[;`]? ?/).map((text, i) => (i % 2 ? html`<${Code} text=${text} />` : text && html`<span>${text}</span>`))}</div></div>`;
+const local = text => text.replace(/(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d\+00:00)/g, (_, day, time) => moment(`${day}T${time}`));
+const Finding = ({ severity, what, fix }) => html`<div><${Glyph} kind=${severity === "problem" ? "fail" : "notice"} label=${severity} /><div class="grow stack"><b>${local(what)}</b>${fix.split(/[;`]? ?(gen-durable [^;`]+)[;`]? ?/).map((text, i) => (i % 2 ? html`<${Code} text=${text} />` : text && html`<span>${text}</span>`))}</div></div>`;
 const size = one => one.bytes + one.index_bytes;
 const tableColumns = max => [
   { title: "Table", cell: one => one.name },

@@ -54,5 +54,5 @@ export default function Overview({ query }) {
     ${(machines.length > 0 || items?.length > 0) && html`<${Loaded} from=${attention} rows=${2}>${() => html`<${Attention} items=${items} />`}<//>`}
     ${!machines.length ? html`<${Panel}><${FirstRun} /><//>` : html`<${Loaded} from=${figures}>${data => html`<${Figures} data=${data} range=${range} /><${Charts} data=${data} of=${query.get("latency") === "run" ? "run" : "wait"} />`}<//>
       <div class="head"><h2>Machines</h2><div class="tools"><${Link} to="/machines">All machines<//></div></div>
-      <div class="cards">${machines.toSorted((a, b) => started(b.name) - started(a.name)).slice(0, MOST_CARDS).map(one => html`<${Card} key=${one.name} machine=${one} steps=${population?.[one.name]} figures=${figures.data && { started: started(one.name) / seconds(figures.data.period) }} />`)}</div>`}`}<//>`;
+      <div class="cards">${machines.toSorted((a, b) => started(b.name) - started(a.name)).slice(0, MOST_CARDS).map(one => html`<${Card} key=${one.name} machine=${one} steps=${population?.[one.name]} figures=${figures.data && { range, started: started(one.name) / seconds(figures.data.period) }} />`)}</div>`}`}<//>`;
 }
