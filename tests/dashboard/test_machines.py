@@ -425,6 +425,6 @@ async def test_failed_instances_of_a_step_are_retried(log_in: LogIn, worker: Wor
         await expect(dialog).to_contain_text("1 instance")
         await dialog.get_by_label("Reason").fill("paper is back")
         await dialog.get_by_role("button", name="Retry instances").click()
-        await expect(page.get_by_role("status").get_by_text("Retry: 1")).to_be_visible()
+        await expect(page.locator(".toasts").get_by_text("Retry: 1")).to_be_visible()
     events = await worker.audit_log(limit=20)
     assert ("olga", "paper is back") in [(event.actor, event.reason) for event in events]
