@@ -55,6 +55,8 @@ searches: Final = (
     "awaits:payment_confirmed",
     "worker:worker-1",
     "stuck:>10m",
+    "status:failed ended:<1h",
+    "fingerprint:3fa90c21b7d4",
     "age:<1h",
     "age:>7d",
     "inserted:>2026-01-01",
@@ -69,7 +71,7 @@ _PARAMETERS: Final[Mapping[str, Sequence[Mapping[str, str]]]] = {
     "/machines/{name}/rates": [
         {"name": MACHINE, "range": one, "version": "1", "step": "authorize"} for one in _RANGES
     ],
-    "/machines/{name}/errors": [{"name": MACHINE}],
+    "/machines/{name}/errors": [{"name": MACHINE, "version": "1"}],
     "/instances": [
         *({"q": one} for one in searches),
         {"limit": "500"},
@@ -118,6 +120,13 @@ _PARAMETERS: Final[Mapping[str, Sequence[Mapping[str, str]]]] = {
         {"verb": "retry", "q": "status:failed error:~timeout"},
         {"verb": "retry", "q": "machine:shop.shipment status:failed"},
         {"verb": "cancel", "ids": ",".join(map(str, range(1, 1000)))},
+        {
+            "verb": "cancel",
+            "q": "status:awaiting_children",
+            "cascade": "true",
+            "force": "true",
+            "undo": "false",
+        },
     ],
     "/batches/{id}": [{"id": "1"}, {"id": "200"}],
     "/overview": [{"range": one} for one in _RANGES],

@@ -215,6 +215,8 @@ async def test_fingerprint_is_a_term_of_every_search(client: AsyncClient, http: 
     assert await client.count(where=name) == 3
     assert await client.count(where=f"status:failed -{name}") == 697
     assert await client.count(where="fingerprint:000000000000") == 0
+    assert await client.count(where=f"{name} status:done") == 0
+    assert await client.count(where=f"status:done,failed {name}") == 3
 
 
 async def test_nothing_failed(http: httpx.AsyncClient) -> None:
