@@ -94,6 +94,9 @@ async def test_limits_are_changed_on_the_page(log_in: LogIn, client: AsyncClient
     async with log_in("operate", path="/queues") as page:
         await page.get_by_role("button", name="Set limit tenant").click()
         await page.get_by_label("Slots of each key").fill("5")
+        changes = page.get_by_role("region", name="Changes")
+        await expect(changes.locator(".removed")).to_contain_text("slots:2")
+        await expect(changes.locator(".added")).to_contain_text("slots:5")
         await page.get_by_role("button", name="Set", exact=True).click()
         await expect(page.get_by_text("5 slots for each key")).to_be_visible()
         await page.get_by_role("button", name="Set rate limit").click()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from playwright.async_api import expect
 
 from gen_durable import AsyncClient
@@ -36,3 +38,13 @@ async def test_findings_have_a_fix_to_copy(log_in: LogIn, client: AsyncClient) -
         await page.emulate_media(color_scheme="dark")
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         await shot(page, "system-400")
+
+
+async def test_times_are_in_the_zone_of_the_browser(log_in: LogIn, client: AsyncClient, db: Any) -> None:
+    await db.execute(
+        "insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, created_at, dead_at, last_error)"
+        " values (1, 1, 1, 'mail', 't', 's', '{}', '2026-01-02 03:04:05Z', '2026-01-02 03:04:05Z', '410')"
+    )
+    async with log_in("read", path="/system", timezone_id="Europe/Berlin") as page:
+        await expect(page.locator(".findings")).to_contain_text("since 2026-01-02 04:04:05; last error")
+        await expect(page.locator("nav footer")).to_contain_text("Times in Europe/Berlin")

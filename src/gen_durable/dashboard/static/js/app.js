@@ -108,14 +108,15 @@ const Field = ({ field: { name, label, type = "text", hint, options, required, r
 };
 
 const typed = (values, fields) => Object.fromEntries(fields.map(({ name, type }) => {
+  const value = values[name];
   try {
-    return [name, type === "json" ? parse(values[name]) : values[name]];
+    return [name, type === "json" ? parse(value) : /num|sec/.test(type) && value !== "" ? +value : value];
   } catch {
-    return [name, values[name]];
+    return [name, value];
   }
 }));
 const Confirm = ({ title, what, verb, danger, preview, fields = [], asks = true, isOff, shows_changes: differs, onYes }) => {
-  const first = () => Object.fromEntries(fields.map(field => [field.name, field.value ?? ""])), [before] = useState(first), [values, setValues] = useState(before);
+  const first = () => Object.fromEntries(fields.map(field => [field.name, field.value ?? ""])), [before] = useState(first), [values, setValues] = useState(before), old = typed(before, fields), next = typed(values, fields);
   const [reason, setReason] = useState("");
   const [seen, setSeen] = useState(preview ? null : {});
   const [problem, setProblem] = useState(null);
@@ -147,7 +148,7 @@ const Confirm = ({ title, what, verb, danger, preview, fields = [], asks = true,
     ${what && html`<p class="soft">${what}</p>`}
     ${preview && html`<p class="preview" role="status">${!seen ? "Counting …" : seen.count != null ? html`<b>${count(seen.count)}</b> instance${seen.count === 1 ? "" : "s"} ${seen.text}` : seen.text}</p>`}
     ${fields.map((field, i) => html`<${Field} key=${field.name} field=${field} autofocus=${i === 0} value=${values[field.name]} onInput=${value => setValues({ ...values, ...field.sets?.[value], [field.name]: value })} />`)}
-    ${differs && write(before) !== write(values) && html`<section aria-label="Changes"><${Diff} before=${typed(before, fields)} after=${typed(values, fields)} /></section>`}
+    ${differs && write(old) !== write(next) && html`<section aria-label="Changes"><${Diff} before=${old} after=${next} /></section>`}
     ${asks && html`<${Field} field=${{ name: "reason", label: "Reason", hint: isOff ? "Not recorded: the audit level is off." : "Recorded in the audit log." }} value=${reason} onInput=${setReason} autofocus=${!fields.length} />`}
     <div class="foot">${progress && html`<div class="progress"><progress value=${progress.done} max=${progress.total || 1} aria-label="Progress" /><span role="status">${progress.text ?? `${num(progress.done)} of ${num(progress.total)}`}</span>
       ${progress.to && html`<${Link} to=${progress.to} onClick=${leave}>${progress.name}<//>`}${progress.stop && html`<${Button} small onClick=${progress.stop}>Stop<//>`}</div>`}

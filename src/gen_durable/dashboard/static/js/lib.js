@@ -332,6 +332,7 @@ export function moment(at, options) {
   const d = new Date(T(at) * 1000);
   return `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} ${time(at, options)}`;
 }
+export const local = text => text.replace(/(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d\+00:00)/g, (_, day, time) => moment(`${day}T${time}`));
 export function bytes(n) {
   if (n == null) return NONE;
   const power = Math.min(4, Math.max(0, Math.floor(Math.log10(Math.max(n, 1)) / 3)));

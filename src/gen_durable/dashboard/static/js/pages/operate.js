@@ -1,6 +1,6 @@
 // Queues, schedules, workers, outbox, audit, system: one module, because they share much and each is small.
 import { html, useEffect, useRef } from "../../vendor/preact.js";
-import { bytes, change, count, dur, moment, now, num, plural, rate, route, search, seconds, setQuery, T, term, useData, write } from "../lib.js";
+import { bytes, change, count, dur, local, moment, now, num, plural, rate, route, search, seconds, setQuery, T, term, useData, write } from "../lib.js";
 import { follow } from "./lists.js";
 import { Bars } from "../charts.js";
 import { Bar, Button, Code, Empty, Figure, Glyph, Head, Id, Json, kindOf, Link, Loaded, Panel, Ring, Segment, Status, Table, Tabs, Time } from "../ui.js";
@@ -166,7 +166,6 @@ const auditHead = ({ level }) => html`<${Head} title="Audit" sub="The statement 
 const Audit = ({ query }) => html`<${Log} path="/audit" query=${query} by="who" tabs=${[["people", "What people did"], ["trouble", "What went wrong"], ["all", "All"]]} filters=${["actor", "event", "subject", "instance"]} columns=${auditColumns} icon="audit" head=${auditHead} empty="Changes of instances, queues, limits and schedules appear here." />`;
 
 // System
-const local = text => text.replace(/(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d\+00:00)/g, (_, day, time) => moment(`${day}T${time}`));
 const Finding = ({ severity, what, fix }) => html`<div><${Glyph} kind=${severity === "problem" ? "fail" : "notice"} label=${severity} /><div class="grow stack"><b>${local(what)}</b>${fix.split(/[;`]? ?(gen-durable [^;`]+)[;`]? ?/).map((text, i) => (i % 2 ? html`<${Code} text=${text} />` : text && html`<span>${text}</span>`))}</div></div>`;
 const size = one => one.bytes + one.index_bytes;
 const tableColumns = max => [
