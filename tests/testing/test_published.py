@@ -107,3 +107,39 @@ def test_published_items_are_read_only_of_contexts_of_tests(durable: Harness) ->
     ref = durable.insert(Reads)
     durable.drain()
     durable.assert_done(ref)
+
+
+class Logger(Machine[int, None]):
+    """Publishes items and stores a checkpoint after them."""
+
+    lines = Stream("lines", int)
+
+    @step(checkpoint=int)
+    async def log(self, ctx: Context[int]) -> Outcome[None]:
+        for number in range(ctx.state):
+            await ctx.publish(self.lines, number)
+        await ctx.checkpoint(ctx.state)
+        return Done()
+
+    @step(checkpoint=int)
+    def log_in_a_thread(self, ctx: Context[int]) -> Outcome[None]:
+        for number in range(ctx.state):
+            ctx.publish_sync(self.lines, number)
+        ctx.checkpoint_sync(ctx.state)
+        return Done()
+
+
+# A step may be 2,000 items ahead of the database.
+@pytest.mark.parametrize("count", [1, 2001])
+@pytest.mark.parametrize("first", ["log", "log_in_a_thread"])
+def test_checkpoint_after_items_does_not_wait_forever(durable: Harness, first: str, count: int) -> None:
+    ref = durable.insert(Logger, count, step=first)
+    durable.drain()
+    durable.assert_done(ref)
+    assert [item.value for item in durable.published(ref, Logger.lines)] == list(range(count))
+
+
+async def test_checkpoint_after_items_on_the_loop_of_the_test(async_durable: AsyncHarness) -> None:
+    ref = await async_durable.insert(Logger, 3)
+    await async_durable.drain()
+    async_durable.assert_done(ref)

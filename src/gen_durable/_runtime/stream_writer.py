@@ -187,13 +187,6 @@ class StreamWriter:
                 pass
             await self.write()
 
-    async def write_all(self) -> None:
-        """Append all items, also those of rows that are locked. Not beside `run`."""
-        while self._pending:
-            await self.write()
-            if self._pending:
-                await asyncio.sleep(_INTERVAL)
-
     async def write(self) -> None:
         """Append one batch. Items of locked rows stay in their buffers."""
         self._arrived.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import time
@@ -195,6 +196,8 @@ class Stepper:
         self._executor.channel = WorkerChannel(
             self.registry, self._bounds, database.run, self._on_progress, self._stream_writer
         )
+        # Beside the steps: a checkpoint waits until the items before it are stored.
+        writing = asyncio.get_running_loop().create_task(self._stream_writer.run())
         counts: Counter[str] = Counter()
         fired = 0
         try:
@@ -218,6 +221,7 @@ class Stepper:
                         fields[_FIELDS[kind]] += count
                     return DrainCounts(**fields)
         finally:
+            writing.cancel()
             self._is_draining = False
 
     def register(self) -> Plan[None]:
@@ -310,7 +314,7 @@ class Stepper:
     async def _execute(self, database: Plans, execution: Execution) -> list[str]:
         started = time.monotonic()
         entry = await self._executor.run(execution, current_task(), may_chain=False)
-        await self._stream_writer.write_all()
+        await self._stream_writer.flush(execution.lease)
         if (unknown := self._executor.unknown) is not None:
             self._executor.unknown = None
             raise unknown
@@ -342,7 +346,7 @@ class Stepper:
         """Commit the outcome of a step that began at `started`. An outcome that the database refuses fails."""
         entry.started, entry.started_at = started, self._clock.seconds_at(started)
         # `handle` of a failed effect may have published as well.
-        await self._stream_writer.write_all()
+        await self._stream_writer.flush(entry.lease)
         try:
             return await self._commit(database, entry)
         except StatementError as error:
