@@ -165,6 +165,31 @@ def test_timeline_names_who_acted(durable: Harness) -> None:
     assert [entry.name for entry in durable.timeline(ref) if entry.kind == "execution"] == ["start"]
 
 
+class Broken(Machine[None, str]):
+    is_broken = True
+
+    @step
+    async def run(self, ctx: Context[None]) -> Outcome[str]:
+        if self.is_broken:
+            raise ValueError("broken")
+        return Done("x")
+
+
+@pytest.mark.clause("OPS-12")
+def test_failed_instance_does_not_wait_until_its_retry(durable: Harness) -> None:
+    machine = Broken()
+    durable.use(machine)
+    ref = durable.insert(Broken)
+    durable.drain()
+    durable.advance(hours=1)
+    machine.is_broken = False
+    durable.retry(ref)
+    durable.drain()
+    waits = [entry.duration for entry in durable.timeline(ref) if entry.kind == "wait"]
+    assert waits == []
+    assert [each.waited for each in durable.history(ref)][-1] is None
+
+
 @pytest.mark.clause("OPS-12")
 async def test_timeline_without_records_has_the_end(durable_dsn: str) -> None:
     settings = msgspec.structs.replace(CALM, executions="off")

@@ -524,6 +524,17 @@ async def test_worker_warns_of_other_steps_in_another_worker(
             await until_true(lambda: "shop version 1 has different steps" in caplog.text)
 
 
+@pytest.mark.clause("GRAPH-6")
+async def test_worker_with_a_renamed_step_does_not_warn(
+    database: Database, durable_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await register(database, "old", ("shop", 1, ["start", "decide"]))
+    with caplog.at_level(logging.INFO, "gen_durable.worker"):
+        async with Worker([RenamedWell], dsn=durable_dsn, settings=CALM):
+            await until_true(lambda: "one of them may be a later release" in caplog.text)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 async def test_check_of_an_empty_database_finds_nothing(durable_dsn: str) -> None:
     async with AsyncClient(durable_dsn) as client:
         assert await client.check(Shop) == []

@@ -19,6 +19,8 @@ _ORDER: Final[Sequence[TimelineKind]] = ("insert", "audit", "signal", "child", "
 _SHORT: Final = timedelta(seconds=1)
 # The audit event of a signal is written in its transaction; with an actor or a reason, by a later statement.
 _SAME_TRANSACTION: Final = timedelta(seconds=1)
+# Without a next step these outcomes end the instance.
+_ENDS: Final = frozenset({"done", "stop", "undone", "cancelled", "poison"})
 _WAITS: Final = {
     "await": "signal",
     "schedule_children": "children",
@@ -58,7 +60,7 @@ def timeline_of(
             for each in executions
             if each["worker"] is not None or each["finished_at"] not in acted
         ),
-        *_waits(row, executions, now),
+        *_waits(row, executions, [each["leased_at"] for each in audits if each["outcome"] == "retried"], now),
         *_ended(row, executions, acted),
     ]
     return sorted(entries, key=lambda entry: (entry.at, _ORDER.index(entry.kind), entry.number or 0))
@@ -183,14 +185,23 @@ def _execution(each: Mapping[str, Any], now: datetime) -> TimelineEntry:
 
 
 def _waits(
-    row: Mapping[str, Any], executions: Sequence[Mapping[str, Any]], now: datetime
+    row: Mapping[str, Any],
+    executions: Sequence[Mapping[str, Any]],
+    retried: Sequence[datetime],
+    now: datetime,
 ) -> Iterator[TimelineEntry]:
-    """The times between executions. The last wait lasts, unless the instance executes or has ended."""
+    """The times between executions. The last wait lasts, unless the instance executes or has ended.
+
+    An instance that has ended waits only from its retry on.
+    """
     before: Mapping[str, Any] | None = None
     for each in executions:
         began = each["leased_at"] or each["finished_at"]
         if before is not None and each["number"] == before["number"] + 1:
-            yield from _wait(before["outcome"], before["finished_at"], began, before["awaits"])
+            since = before["finished_at"]
+            if before["outcome"] in _ENDS and before["to_step"] is None:
+                since = max((at for at in retried if since < at < began), default=None)
+            yield from _wait(before["outcome"], since, began, before["awaits"])
         elif before is None and each["number"] == 1:
             yield from _wait("insert", row["inserted_at"], began, None)
         before = each
@@ -198,6 +209,8 @@ def _waits(
     if status is Status.EXECUTING or status.is_terminal:
         return
     since = row["inserted_at"] if before is None else before["finished_at"]
+    if before is not None and before["outcome"] in _ENDS and before["to_step"] is None:
+        since = max((at for at in retried if since < at), default=None)
     outcome = {
         Status.AWAITING_SIGNAL: "await",
         Status.AWAITING_CHILDREN: "schedule_children",

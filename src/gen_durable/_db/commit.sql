@@ -143,6 +143,7 @@ committed as (
 -- execution is recorded, and a transition with the state that it wrote and the version of that state. The first one has the state
 -- before as well, also if it is retried: a retry may change the state. `version_before` is null for other machines.
 -- Of executions that are returned because no worker has the step, only the first one at a transition is recorded.
+-- The last undo step ends the instance with an error that is not its own: the record of the step that failed has it.
 recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, to_step, cause, lease_owner,
                                       leased_at, lease_expires_at, started_at, finished_at, error, state, state_version,
@@ -151,8 +152,8 @@ recorded as (
          case when step_seq < next_seq then 'ABORTED' when finishes_later then 'COMMITTED' else 'DONE' end,
          case when status = 'cancelled' and step_seq < next_seq then 'cancelled' else name end, from_step,
          case when step_seq = next_seq and status not in ('done', 'failed', 'cancelled') then step end,
-         case when status <> 'cancelled' then cause end, :worker::text, leased_at, lease_expires_at, started_at,
-         statement_timestamp(), error, case when step_seq = next_seq then state end,
+         case when status <> 'cancelled' and name <> 'undone' then cause end, :worker::text, leased_at, lease_expires_at, started_at,
+         statement_timestamp(), case when name <> 'undone' then error end, case when step_seq = next_seq then state end,
          case when step_seq = next_seq and state is not null then fsm_version end, state_before::jsonb,
          case when state_before is not null then version_before end,
          case when step_seq = next_seq or name = 'cancelled' then signals::jsonb end, awaits, await_deadline

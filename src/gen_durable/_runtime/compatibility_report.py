@@ -34,11 +34,19 @@ async def report_incompatible(database: Database, registry: Registry, worker: st
         return
     ours = {machine.name for machine in registry}
     lines = [f"{finding.what}; {finding.fix}" for finding in findings]
-    lines += [
-        f"{each}; two services need different machine names, a renamed step needs was="
+    differing = [
+        each
         for each in differing_steps(live)
         if each.fsm in ours and worker in (each.first.worker, each.second.worker)
     ]
+    lines += [
+        f"{each}; two services need different machine names, a renamed step needs was="
+        for each in differing
+        if each.is_conflict
+    ]
+    for each in differing:
+        if not each.is_conflict:
+            _log.info("%s; one of them may be a later release", each)
     for line in lines[:_MAX_LINES]:
         _log.warning("incompatible instances: %s", line)
     if len(lines) > _MAX_LINES:

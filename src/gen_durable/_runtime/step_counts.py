@@ -64,7 +64,8 @@ class _Key(NamedTuple):
             outcome = "cancelled"
         elif self.became == "failed" and self.kind == "done":
             outcome = "undone"  # the last undo step
-        cause = "" if outcome == "cancelled" else self.cause or ""
+        # The last undo step ends its instance with the cause of another step.
+        cause = "" if outcome in ("cancelled", "undone") else self.cause or ""
         return rollups.StepKey(
             self.fsm, self.version, self.step, outcome, cause, self.to_step if moves else ""
         )

@@ -65,7 +65,7 @@ def _transitions(
             )
         )
     begun = None if initial is None else initial["state"]
-    known: tuple[int, str | None, datetime] = (0, begun, row["inserted_at"])
+    known: tuple[int, str | None, datetime | None] = (0, begun, row["inserted_at"])
     for record in rows:
         seq = record["step_seq"]
         before, since = (known[1], known[2]) if known[0] == seq - 1 else (None, None)
@@ -90,7 +90,8 @@ def _transitions(
                 cause=record["cause"],
             )
         )
-        known = (seq, record["state"], record["finished_at"])
+        # After an end the instance did not wait for a worker, until it was retried.
+        known = (seq, record["state"], None if record["to_step"] is None else record["finished_at"])
     return made
 
 

@@ -160,8 +160,18 @@ def test_record_of_undo_steps_has_step_and_cause(durable: Harness) -> None:
     assert _run(durable, "begins") == [
         ("begins", "next", "stops", None),
         ("stops", "undo", "undoes", "stop"),
-        ("undoes", "undone", None, "stop"),
+        ("undoes", "undone", None, None),
     ]
+
+
+@pytest.mark.clause("EXEC-12")
+def test_undo_step_that_succeeds_has_no_error(durable: Harness) -> None:
+    ref = durable.insert(Ways, 0, step="begins")
+    durable.drain()
+    failed, undone = durable.executions(ref)[-2:]
+    assert (failed.step, failed.error is None, undone.step, undone.error) == ("stops", False, "undoes", None)
+    assert [(each.step, each.error) for each in durable.history(ref)][-1] == ("undoes", None)
+    assert [group.step for group in durable.stats().failures] == ["stops"]
 
 
 @pytest.mark.clause("EXEC-12")
