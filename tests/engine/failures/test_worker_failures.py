@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import pytest
 
 from gen_durable import Context, Done, Machine, Outcome, Worker, WorkerStoppedError, step
-from gen_durable._db import insert as inserts
+from gen_durable._db import machines
 from gen_durable._db.failures import StatementError
 from gen_durable._runtime import heartbeat
 from tests.support.settings import FAST
@@ -27,7 +27,7 @@ class Slow(Machine[float, str]):
 
 
 async def test_error_at_the_start_is_raised(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inserts, "register", _refused)
+    monkeypatch.setattr(machines, "register", _refused)
     with pytest.raises(StatementError, match="permission denied"):
         async with Worker([Slow], dsn=durable_dsn, settings=FAST):
             raise AssertionError("it started")
