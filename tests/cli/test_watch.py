@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from gen_durable._db import snapshots
 from gen_durable._db.plan import Row
 from gen_durable._db.search import Filter
 from gen_durable._verbs.tail import Tail
+from gen_durable.cli.watch import _Printer
 from gen_durable.testing import Harness
 from tests.cli.conftest import Gd, output, parsed, refused
 from tests.cli.machines import Checkout, Parcel
@@ -33,6 +35,24 @@ def test_watch_prints_each_change_until_the_end(gd: Gd, shop: Harness) -> None:
     assert first.split()[:4] == ["1", "Checkout", "start", "runnable"]
     assert last.split()[3] == "done"
     assert "step start execution 1: " in lines
+
+
+def test_watch_prints_no_line_twice_for_a_new_checkpoint(
+    capsys: pytest.CaptureFixture[str], shop: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gen_durable.cli.watch._MAX_LINES", 2)
+    row = shop._database.run(snapshots.get(shop.insert(Checkout, {"order": 1}).id))
+    assert row is not None
+    printer = _Printer(as_json=False)
+    for checkpoint in ("1", "2", "3"):
+        printer.print({**row, "checkpoint": checkpoint}, [])
+    assert len(capsys.readouterr().out.splitlines()) == 2  # with the heading
+    printer.print({**row, "attempt": 1}, [])
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    for id in range(2, 9):
+        printer.print({**row, "id": id}, [])
+    assert len(capsys.readouterr().out.splitlines()) == 7
+    assert len(printer._last_lines) == 2
 
 
 def test_watch_prints_json_lines(gd: Gd, shop: Harness) -> None:

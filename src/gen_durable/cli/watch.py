@@ -38,6 +38,8 @@ _Row: TypeAlias = Mapping[str, Any]
 
 # A poll of a tail runs for at most this part of the time.
 _MAX_LOAD: Final = 0.1
+# The last lines of this many instances are compared with their next ones: as many as `tail` remembers.
+_MAX_LINES: Final = 10_000
 _COLUMNS: Final = ("ID", "MACHINE", "STEP", "STATUS", "ATTEMPT", "NOTE")
 
 
@@ -49,7 +51,8 @@ def watch(db: DatabaseOptions, targets: tuple[int | str, ...], as_json: bool) ->
     """Print each change of instances until they have ended.
 
     TARGET is an id or a correlation key. A change has the state of the instance and the executions that ended since the
-    last one. On a terminal, a table shows how the instances are now.
+    last one. On a terminal, a table shows how the instances are now. --json also prints changes that a line does not
+    show, such as a new checkpoint.
     """
     with interruptible():
         asyncio.run(_watch(db, targets, as_json=as_json))
@@ -119,6 +122,7 @@ class _Printer:
         console = open_console()
         self._as_json = as_json
         self._rows: dict[int, _Row] = {}
+        self._last_lines: dict[int, str] = {}
         self._has_heading = False
         self._live = (
             Live(console=console, auto_refresh=False)
@@ -138,16 +142,24 @@ class _Printer:
             return
         lines = [_execution_line(one) for one in executions]
         if self._live is None:
-            if not self._has_heading:
-                self._has_heading = True
-                click.echo("  ".join(_COLUMNS))
-            lines.append(_line(row))
-            click.echo("\n".join(lines))
+            if self._is_new(row["id"], line := _line(row)) or lines:
+                if not self._has_heading:
+                    self._has_heading = True
+                    click.echo("  ".join(_COLUMNS))
+                click.echo("\n".join([*lines, line]))
             return
         for line in lines:
             self._live.console.print(Text(line, style="dim"))
         self._rows[row["id"]] = row
         self._live.update(_table(self._rows.values()), refresh=True)
+
+    def _is_new(self, id: int, line: str) -> bool:
+        """Return whether the line differs from the last one of the instance: a checkpoint is a change, but not shown."""
+        last = self._last_lines.pop(id, None)
+        self._last_lines[id] = line
+        if len(self._last_lines) > _MAX_LINES:
+            del self._last_lines[next(iter(self._last_lines))]
+        return line != last
 
 
 def _line(row: _Row) -> str:
