@@ -66,7 +66,17 @@ def test_graph_writes_one_file_per_machine_to_a_directory(app: Path) -> None:
 def test_svg_of_several_machines_needs_a_directory(app: Path) -> None:
     done = run("graph", app, "--format", "svg")
     assert done.exit_code == 2
-    assert "2 machines (shop/checkout, mail.send)" in done.stderr
+    assert (
+        f"has 2 machines. Name one of them ({app}:Checkout, {app}:send), or give --output with" in done.stderr
+    )
+    assert run("graph", f"{app}:send", "--format", "svg").exit_code == 0
+
+
+def test_svg_of_machines_without_a_variable_needs_a_directory(app: Path) -> None:
+    app.write_text(APP + "\nmachines = [type('A', (Checkout,), {}), send]\ndel send\n")
+    done = run("graph", f"{app}:machines", "--format", "svg")
+    assert done.exit_code == 2
+    assert "has 2 machines. Give --output with an existing directory" in done.stderr
 
 
 def test_graph_and_check_take_the_machines_of_a_worker(app: Path) -> None:

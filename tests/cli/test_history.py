@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
+import psycopg
 import pytest
 
 from gen_durable import Settings
@@ -74,5 +76,13 @@ def test_fork_starts_after_a_transition(gd: Gd, shop: Harness) -> None:
     assert states == [{"order": 1}, {"order": 2}]
     assert "forked from:      1, after transition 0\n" in gd("show", 2).stdout
     assert refused(gd("fork", 1, "--at", 7)).startswith(
-        "cannot fork instance 1 at transition 7: it has not made this transition"
+        "cannot fork instance 1 at transition 7: it has not made this transition; give a smaller --at"
     )
+
+
+def test_fork_names_the_option_that_is_needed(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
+    shop.insert(Checkout, {"order": 1})
+    sql.execute(
+        "update gen_durable.gen_durable set status = 'done', finished_at = now(), collected_at = now()"
+    )
+    assert refused(gd("fork", 1)).endswith("retention has removed its state; pass --state")

@@ -218,6 +218,10 @@ def test_stored_text_cannot_move_the_cursor(gd: Gd, shop: Harness) -> None:
     assert "a\\n\\x1b[2J\\x9bb" in gd("ls").stdout
 
 
+def test_status_that_only_a_search_has_is_named(gd: Gd) -> None:
+    assert refused(gd("ls", "--status", "live")).endswith("succeeded; search for it: status:live")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

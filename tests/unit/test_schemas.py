@@ -29,6 +29,14 @@ class Cart(msgspec.Struct):
         ({"items": [{"price": "1"}]}, "at $.items[0].price: expected integer, got string"),
         ({"items": [{"price": 1, "cost": 2}]}, "at $.items[0]: the key 'cost' is unknown"),
         ({"items": [{"price": 1, "kind": "car"}]}, "at $.items[0].kind: expected one of 'book', 'toy'"),
+        (
+            {"item": [], "x": 1},
+            "at $: the key 'items' is missing; instead of 'item', did you mean 'items'?",
+        ),
+        (
+            {"items": [{"price": 1, "knd": 2}]},
+            "at $.items[0]: the key 'knd' is unknown; did you mean 'kind'?",
+        ),
         ([], "at $: expected object, got array"),
     ],
 )

@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 from typing import Any, Final
 
+from .._dictionary import closest, did_you_mean
+
 __all__ = ["is_available", "violation"]
 
 _TYPES: Final = {
@@ -41,16 +43,25 @@ def _problem(error: Any) -> str:
             return f"expected {wanted}, got {_TYPES.get(type(error.instance), 'another type')}"
         case "required":
             missing = [name for name in expected if name not in error.instance]
-            return f"{_keys(missing)} missing"
+            return f"{_keys(missing)} missing{_renamed(error.instance, error.schema, missing)}"
         case "additionalProperties":
             known = error.schema.get("properties", {})
-            return f"{_keys([name for name in error.instance if name not in known])} unknown"
+            unknown = [name for name in error.instance if name not in known]
+            hint = did_you_mean(unknown[0], tuple(known)) if len(unknown) == 1 else ""
+            return f"{_keys(unknown)} unknown{hint}"
         case "enum":
             return f"expected one of {', '.join(map(repr, expected))}"
         case "anyOf" | "oneOf":
             return "it matches none of the allowed types"
         case keyword:
             return f"it violates {keyword} {expected!r}"
+
+
+def _renamed(given: Any, schema: Any, missing: list[str]) -> str:
+    """Return a hint if an unknown key is similar to a missing one: it is probably a misspelling."""
+    unknown = [name for name in given if name not in schema.get("properties", {})]
+    meant = [(name, close) for name in unknown if (close := closest(name, missing))]
+    return "".join(f"; instead of '{name}', did you mean '{close}'?" for name, close in meant[:1])
 
 
 def _keys(names: list[str]) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import click
 import msgspec
 
 from .. import _verbs
 from .._typing import KEEP
+from ..errors import UsageError
 from ..instance import Forked
 from ..refs import target_value
 from .connection import DatabaseOptions, database_options
@@ -77,7 +79,11 @@ def fork(
             forked, _ = await database.run(plan)
             return forked
 
-    forked = asyncio.run(run())
+    try:
+        forked = asyncio.run(run())
+    except UsageError as error:
+        # The advice names arguments of Python, `step=`; they are options here.
+        raise UsageError(error.problem, re.sub(r"\b(at|state|step)=", r"--\1", error.advice)) from None
     if as_json:
         print_json(forked)
     else:

@@ -13,7 +13,7 @@ from .._graph import graph as graph_of
 from ..schedules import Schedule
 from ..worker import Worker
 from .failure import Failure
-from .targets import load
+from .targets import load, variables
 
 __all__ = ["graph", "machines_of"]
 
@@ -41,7 +41,8 @@ def graph(target: str, format_: str, output: Path | None) -> None:
 
     TARGET is a file or module (app.py: all its machines), or a variable in it (app.py:Checkout), as for `worker`.
     """
-    graphs = [graph_of(machine) for machine in machines_of(target)]
+    machines = machines_of(target)
+    graphs = [graph_of(machine) for machine in machines]
     if output is not None and output.is_dir():
         for each in graphs:
             path = output / f"{_file_name(each)}{_SUFFIXES[format_]}"
@@ -49,10 +50,11 @@ def graph(target: str, format_: str, output: Path | None) -> None:
             click.echo(str(path))
         return
     if format_ == "svg" and len(graphs) > 1:
-        names = ", ".join(each.machine for each in graphs)
+        place = target.partition(":")[0]
+        names = [f"{place}:{name}" for name in variables(place, machines)]
+        one = f"Name one of them ({', '.join(names)}), or give" if names else "Give"
         raise Failure(
-            f"{target} has {len(graphs)} machines ({names}). Name one of them ({target.partition(':')[0]}:NAME), or "
-            "give --output with an existing directory."
+            f"{target} has {len(graphs)} machines. {one} --output with an existing directory, for a file of each."
         )
     text = "\n".join(_rendered(each, format_) for each in graphs)
     if output is None:

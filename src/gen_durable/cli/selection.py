@@ -12,7 +12,7 @@ import msgspec
 
 from .._checks import checked_id, checked_int, checked_key, checked_name
 from .._core.query import Query
-from .._core.query_terms import parse
+from .._core.query_terms import STATUS_VALUES, parse
 from .._db import snapshots
 from .._db.plan import Plan
 from .._db.search import Filter
@@ -43,6 +43,8 @@ def _statuses(text: str) -> tuple[Status, ...]:
     statuses = statuses_of(text)
     if statuses is None:
         hint = did_you_mean(text, STATUS_WORDS, "status")
+        if text in STATUS_VALUES:
+            hint = f"; search for it: status:{text}"
         raise click.BadParameter(
             f"{text!r} is not a status; the statuses are {', '.join(STATUS_WORDS)}{hint}"
         )

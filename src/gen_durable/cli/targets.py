@@ -22,7 +22,7 @@ from ..worker import Worker
 from .failure import Failure
 from .rows import clean
 
-__all__ = ["Machines", "load"]
+__all__ = ["Machines", "load", "variables"]
 
 Machines: TypeAlias = list[type[Definition[Any, Any]] | Definition[Any, Any] | Schedule]
 """Machines, jobs and schedules."""
@@ -47,6 +47,18 @@ def load(target: str, *, to_run: bool = False) -> Machines | Worker:
     if to_run:
         _warn_of_worker(module, place)
     return [*machines, *schedules]
+
+
+def variables(place: str, machines: Iterable[object]) -> list[str]:
+    """Return the variables of a loaded file or module that hold one of these machines and jobs each."""
+    path = str(Path(place).resolve())
+    found = [
+        module
+        for name, module in list(sys.modules.items())
+        if name == place or getattr(module, "__file__", None) == path
+    ]
+    ids = {id(each) for each in machines}
+    return [name for module in found[-1:] for name, value in vars(module).items() if id(value) in ids]
 
 
 def _warn_of_worker(module: ModuleType, place: str) -> None:

@@ -101,11 +101,15 @@ class Extra(pydantic.BaseModel, extra="allow"):
     [
         (Nested, {"orders": [], "by_name": {}, "free": {"any": {"thing": 1}}}, None),
         (Nested, {"orders": [], "by_name": {"any": {"number": 1}}, "properties": {"number": 1}}, None),
-        (Nested, {"orders": [], "by_name": {}, "ordrs": 1}, "at $: the key 'ordrs' is unknown"),
+        (
+            Nested,
+            {"orders": [], "by_name": {}, "ordrs": 1},
+            "at $: the key 'ordrs' is unknown; did you mean 'orders'?",
+        ),
         (
             Nested,
             {"orders": [{"number": 1, "nte": ""}], "by_name": {}},
-            "at $.orders[0]: the key 'nte' is unknown",
+            "at $.orders[0]: the key 'nte' is unknown; did you mean 'note'?",
         ),
         (
             Nested,
