@@ -79,8 +79,11 @@ def test_step_and_state_can_be_options(gd: Gd, shop: Harness, sql: psycopg.Conne
         answer='{"order": 2}',
     )
     assert parsed(done) == {"edited": True, "id": 1, "step_seq": 2, "status": "runnable"}
+    assert done.stderr == ""
     row = sql.execute("select event, actor, reason from gen_durable.audit_events order by id desc").fetchone()
     assert row == ("edited", "eve", "wrong order")
+    shown = gd("edit", 1, "--state", '{"note": "x"}', "--yes", "--no-validate")
+    assert output(shown) == (0, "1: edited, runnable\n", '- $.order: 2\n+ $.note: "x"\n')
 
 
 @pytest.mark.clause("EDT-4")

@@ -72,7 +72,8 @@ def edit(
 ) -> None:
     """Change the state or the step of an instance that is runnable, parked or failed.
 
-    TARGET is an id or a correlation key. Shows the difference and asks for confirmation. A parked instance keeps
+    TARGET is an id or a correlation key. --state replaces the whole state: a field that it lacks is removed. Shows the
+    difference and asks for confirmation; with --yes --json, it does neither. A parked instance keeps
     waiting, with its inbox and its deadline, and runs the new step then; a failed one stays failed until `retry`.
 
     Exit code 0: changed; 1: a step is executing, the instance has moved on, has ended or would leave its undo, the
@@ -98,6 +99,8 @@ def edit(
     if as_json:
         print_json({"edited": not isinstance(result, NotEdited), **msgspec.structs.asdict(result)})
     else:
+        if yes and not isinstance(result, NotEdited):
+            _print_difference(row, change)
         click.echo(f"{result.id}: {_sentence(result)}")
     raise SystemExit(1 if isinstance(result, NotEdited) else 0)
 
@@ -144,11 +147,15 @@ def _differences(row: Row, change: _Change) -> list[StateChange]:
     return list(differences(msgspec.json.decode(row["state"]), msgspec.json.decode(change.state)))
 
 
-def _agrees(row: Row, change: _Change) -> bool:
+def _print_difference(row: Row, change: _Change) -> None:
     for one in _differences(row, change):
         click.echo(change_text(one), err=True)
     if change.step not in (None, row["step"]):
         click.echo(f"step: {clean(row['step'])} -> {clean(change.step or '')}", err=True)
+
+
+def _agrees(row: Row, change: _Change) -> bool:
+    _print_difference(row, change)
     name = f"{clean(row['fsm'])} {row['id']} ({row['status']}, step {clean(row['step'])})"
     try:
         return click.confirm(f"Edit {name}?", err=True)
