@@ -1308,7 +1308,7 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> Triggered:
-        """Insert an instance of a schedule now, also if it is paused. Its `ctx.fire_time` is the current time.
+        """Insert an instance of a schedule now, even if it is paused. Its `ctx.fire_time` is the current time.
 
             instance = await client.trigger_schedule("nightly")
             await client.wait(instance.id)

@@ -763,7 +763,7 @@ class Client:
         actor: str | None = None,
         conn: Connection | None = None,
     ) -> Triggered:
-        """Insert an instance of a schedule now, also if it is paused. Its `ctx.fire_time` is the current time.
+        """Insert an instance of a schedule now, even if it is paused. Its `ctx.fire_time` is the current time.
 
         See `AsyncClient.trigger_schedule`.
         """

@@ -36,7 +36,8 @@ _PACKAGE: Final = str(Path(__file__).parents[1])
 @click.option(
     "--against",
     metavar="DSN",
-    help="Also find live instances of this database that the code cannot run. Reads only.",
+    help="Also find live instances of this database that the code cannot run. Reads only. The DSN of the embedded "
+    'server: "$(gen-durable db url)".',
 )
 @click.option("--all", "every", is_flag=True, help="With --against: read all live instances, not a sample.")
 @json_option

@@ -74,7 +74,7 @@ def diff(db: DatabaseOptions, to: int | str, first: int | None, second: int | No
     TARGET is an id or a correlation key. With one SEQ: the changes of that transition. With two: from the first to the
     second; 0 is the insert. Without: from the insert to now.
 
-    Exit code 0: shown, also if nothing differs; 2: usage error, a state was not kept, instance not found, or database
+    Exit code 0: shown, even if nothing differs; 2: usage error, a state was not kept, instance not found, or database
     unreachable.
     """
     if first is not None and second is None:

@@ -205,7 +205,7 @@ def resume(db: DatabaseOptions, name: str, reason: str | None, actor: str | None
 @json_option
 @database_options()
 def trigger(db: DatabaseOptions, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
-    """Insert an instance of schedule NAME now, also if it is paused. Its fire times stay the same."""
+    """Insert an instance of schedule NAME now, even if it is paused. Its fire times stay the same."""
     done: Triggered
     done, _ = db.run(_verbs.schedules.trigger(name, _NOW, reason, actor))
     if as_json:

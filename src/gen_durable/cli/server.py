@@ -95,7 +95,7 @@ def stop(force: bool, as_json: bool) -> None:
 def status(dsn: str | None, settings_file: Path | None, as_json: bool, **given: Any) -> None:
     """Show the server that workers and clients use here, and the installed schema version.
 
-    Of an embedded server: whether it runs, its DSN, data directory and size, and who is connected. Starts nothing.
+    For an embedded server: whether it runs, its DSN, data directory and size, and who is connected. Starts nothing.
 
     Exit code 0: the server runs, and gen_durable works with the schema; 1: the embedded server does not run, or there
     are no tables, or they have a version that this gen_durable does not work with; 2: the database is unreachable.

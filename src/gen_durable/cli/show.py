@@ -60,7 +60,7 @@ class InstanceDetails(msgspec.Struct, frozen=True, kw_only=True):
 @json_option
 @database_options()
 def show(db: DatabaseOptions, to: int | str, limit: int, as_json: bool) -> None:
-    """Show everything about an instance, also if it is deleted.
+    """Show everything about an instance, even if it is deleted.
 
     The timeline has executions, waits, signals, children and audit events in order: begin, duration, what, worker. A
     duration with … has not ended.

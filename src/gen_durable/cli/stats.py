@@ -59,7 +59,7 @@ _LONGEST_PAUSE: Final = 5.0
 def stats(db: DatabaseOptions, as_json: bool) -> None:
     """Show instances by machine and status, rates, slow steps and failures.
 
-    The cost is bounded at any size. 10000+ means at least 10000. Slow steps and failures are computed of the recorded
+    The cost is bounded at any size. 10000+ means at least 10000. Slow steps and failures are computed from the recorded
     executions of the newest instances: at most 10000 that committed a transition and 10000 that did not.
     """
     found = db.run(_verbs.stats())

@@ -85,8 +85,8 @@ def wait(
 
     TARGET is an id or a correlation key.
 
-    Exit code 0: done, or as given with --until; 1: failed or cancelled; 2: usage error, instance not found, or database
-    unreachable; 3: --timeout is over.
+    Exit code 0: done, or the state given with --until was reached; 1: failed or cancelled; 2: usage error, instance not
+    found, or database unreachable; 3: --timeout is over.
     """
     condition = _verbs.checked_until(frozenset(until or ("finished",)), to)
     with interruptible():

@@ -154,7 +154,7 @@ class _Printer:
         self._live.update(_table(self._rows.values()), refresh=True)
 
     def _is_new(self, id: int, line: str) -> bool:
-        """Return whether the line differs from the last one of the instance: a checkpoint is a change, but not shown."""
+        """Return whether the line differs from the last one of the instance: a new checkpoint does not change it."""
         last = self._last_lines.pop(id, None)
         self._last_lines[id] = line
         if len(self._last_lines) > _MAX_LINES:

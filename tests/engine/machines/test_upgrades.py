@@ -25,7 +25,7 @@ from gen_durable import (
     upgrade,
 )
 from gen_durable.errors import UpgradeError
-from gen_durable.testing import Harness
+from gen_durable.testing import DrainCounts, Harness
 from tests.engine.machines.releases import Booking, BookingV2, BookingV3, Guest, GuestV2, GuestV3
 from tests.support.rows import row_of
 from tests.support.settings import CALM
@@ -236,6 +236,23 @@ def test_upgrade_that_raises_goes_to_handle(durable: Harness) -> None:
     durable.drain()
     durable.assert_done(ref, 4)
     assert durable.get(ref).version == 2  # type: ignore[union-attr]  # it exists
+
+
+@pytest.mark.clause("VER-7")
+def test_retry_policy_retries_an_upgrade_that_raises(durable: Harness) -> None:
+    class Broken(Machine[list[int], int], name="worn", version=2, retry=Backoff(max_attempts=3)):
+        @upgrade(from_version=1)
+        @staticmethod
+        def divide(state: int) -> list[int]:
+            return [10 // state]
+
+        @step
+        async def run(self, ctx: Context[list[int]]) -> Outcome[int]:
+            return Done(ctx.state[0])
+
+    ref = durable.load(Broken, version=1, state=0)
+    assert durable.drain() == DrainCounts(retry=2, stopped=1)
+    assert durable.assert_failed(ref, match="UpgradeError").state == 0
 
 
 @pytest.mark.clause("VER-7")
