@@ -40,7 +40,7 @@ def test_stats(gd: Gd) -> None:
         ["Checkout", "1", "1", "-"],
         ["Parcel", "2", "-", "1"],
     ]
-    assert "ended in the last 5 minutes: 0.0 done/s, 0.2 failed/min, 0.0 cancelled/s" in lines
+    assert "ended in the last 5 minutes: 0.0 done, 0.2 failed, 0.0 cancelled per minute" in lines
     assert any(line.startswith("SLOWEST STEPS (last 2 executions)") for line in lines)
     assert {line.split()[0] for line in lines if ".start" in line or ".pack" in line} == {
         "Checkout.start",

@@ -171,15 +171,11 @@ def _parts(found: Stats, most: Sequence[int], width: int) -> Iterator[Renderable
 
 
 def _rates(found: Stats) -> str:
-    ends = ", ".join(_rate(rate, status) for status, rate in found.per_second.items())
-    return f"ended in the last 5 minutes: {ends}"
-
-
-def _rate(per_second: float, status: str) -> str:
-    """Format a rate per second, or a low one per minute."""
-    if 0 < per_second < 1:
-        return f"{per_second * 60:.1f} {status}/min"
-    return f"{per_second:.1f} {status}/s"
+    """Format all rates in one unit: per minute if one of them is low."""
+    rates = found.per_second
+    factor, unit = (60, "minute") if any(0 < rate < 1 for rate in rates.values()) else (1, "second")
+    ends = ", ".join(f"{rate * factor:.1f} {status}" for status, rate in rates.items())
+    return f"ended in the last 5 minutes: {ends} per {unit}"
 
 
 def _machines(found: Stats, most: int) -> Table:
