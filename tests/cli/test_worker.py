@@ -14,8 +14,9 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from gen_durable import Status
+from gen_durable import Context, Done, Machine, Outcome, Status, Worker, step, upgrade
 from gen_durable.cli.root import root
+from gen_durable.cli.worker_options import served
 from gen_durable.testing import Harness
 from tests.cli.program import exit_code, start
 
@@ -184,6 +185,36 @@ def test_start_line_names_prefixes(
     assert line.endswith(end)
     assert warning in errors
     assert errors.count("\n") == bool(warning)
+
+
+def test_start_line_names_versions_that_are_run_by_upgrade() -> None:
+    class Second(Machine[int, int], name="many", version=2):
+        @upgrade(from_version=1)
+        @staticmethod
+        def to_second(state: int) -> int:
+            return state
+
+        @step
+        async def run(self, ctx: Context[int]) -> Outcome[int]:
+            return Done(ctx.state)
+
+    class Fourth(Second, name="many", version=4):
+        @upgrade(from_version=2)
+        @staticmethod
+        def to_third(state: int) -> int:
+            return state
+
+        @upgrade(from_version=3)
+        @staticmethod
+        def to_fourth(state: int) -> int:
+            return state
+
+    def named(*machines: type[Machine[int, int]]) -> str:
+        return served(Worker(machines, dsn="postgresql://localhost/none"))[0]
+
+    assert named(Second) == "many v2 (and v1 by upgrade)"
+    assert named(Fourth) == "many v4 (and v1, v2, v3 by upgrade)"
+    assert named(Second, Fourth) == "many v2, many v4 (and v1, v3 by upgrade)"
 
 
 @pytest.mark.clause("ROUTE-7", "ROUTE-8")

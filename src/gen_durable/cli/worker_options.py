@@ -12,6 +12,7 @@ import msgspec
 
 from .._dictionary import did_you_mean
 from ..config import Queue, Settings
+from ..definition import MachineDef
 from ..limits import Limit
 from ..schedules import Schedule
 from ..worker import Worker
@@ -155,12 +156,23 @@ def served(ready: Worker) -> tuple[str, str]:
     ours = [
         each for each in ready.machines if each.queue in ready.served_queues or each.name.startswith(prefixes)
     ]
-    machines = ", ".join(f"{each.name} v{each.version}" for each in (ours if prefixes else ready.machines))
+    machines = ", ".join(_with_versions(each, ready) for each in (ours if prefixes else ready.machines))
     sources = [*_sources("queues", ready.served_queues), *_sources("prefixes", ready.prefixes)]
     elsewhere = sorted({each.queue for each in ready.machines} - set(ready.served_queues))
     named = f"queue{'s' * (len(elsewhere) > 1)} {', '.join(elsewhere)}"
     left = f"; {named} left to other workers" if elsewhere and not prefixes else ""
     return machines or "no machine", f"{', '.join(sources) or 'no queue'}{left}"
+
+
+def _with_versions(machine: MachineDef, ready: Worker) -> str:
+    """Name a machine with its version, and the versions that it runs by upgrade."""
+    # A version that is registered runs on its own code; others run on the newest machine that upgrades them.
+    alike = [each for each in ready.machines if each.name == machine.name]
+    elsewhere = {each.version for each in alike}
+    elsewhere.update(*(each.upgrades for each in alike if each.version > machine.version))
+    upgraded = sorted(set(machine.upgrades) - elsewhere)
+    also = f" (and {', '.join(f'v{version}' for version in upgraded)} by upgrade)" if upgraded else ""
+    return f"{machine.name} v{machine.version}{also}"
 
 
 def _sources(kind: str, sources: Mapping[str, Queue]) -> list[str]:
