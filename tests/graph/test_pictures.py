@@ -106,6 +106,12 @@ def test_text_has_one_line_per_transition() -> None:
 
 
 @pytest.mark.clause("GRAPH-4")
+def test_text_says_what_follows_an_undo_step() -> None:
+    text = graph(machines.Undone).text()
+    assert "\nrelease: undoes reserve; after its Done, the next undo step or the end follows\n" in text
+
+
+@pytest.mark.clause("GRAPH-4")
 def test_mermaid_has_every_step_and_transition() -> None:
     found = graph(machines.Derived)
     assert found.mermaid().splitlines() == [

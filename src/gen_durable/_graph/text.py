@@ -17,7 +17,7 @@ def render(graph: Graph) -> str:
         if node.kind not in ("step", "handle"):
             continue
         lines.append("")
-        lines.append(f"{node.id}: after an error in any step" if node.kind == HANDLE else node.id)
+        lines.append(f"{node.id}{_role(graph, node.id)}")
         edges = graph.edges_from(node.id)
         width = max((len(_KINDS.get(edge.kind, edge.kind)) for edge in edges), default=0)
         for edge in edges:
@@ -27,6 +27,16 @@ def render(graph: Graph) -> str:
         if node.id in graph.unread:
             lines.append("  possibly others: not all targets can be read from the code")
     return "\n".join(lines) + "\n"
+
+
+def _role(graph: Graph, node: str) -> str:
+    """Say when `handle` or an undo step runs, and what follows its Done: the graph has no such edge."""
+    if node == HANDLE:
+        return ": after an error in any step"
+    undone = [edge.source for edge in graph.edges_to(node) if edge.kind == "undo"]
+    if not undone:
+        return ""
+    return f": undoes {', '.join(undone)}; after its Done, the next undo step or the end follows"
 
 
 def details(edge: Edge) -> str:
