@@ -64,6 +64,8 @@ class Finished(_Reason, frozen=True, kw_only=True, tag="finished"):
     """When `keep=False` or retention removed its state and result; the row stays because it still occupies a key."""
     pending: tuple[str, ...] = ()
     """The undo steps that have not run, because one failed, or because undo was skipped or stopped."""
+    retry_step: str | None = None
+    """The step at which a retry starts: the first one, if all steps were undone. `None`: the step where it ended."""
 
     def __str__(self) -> str:
         removed = (
@@ -71,7 +73,12 @@ class Finished(_Reason, frozen=True, kw_only=True, tag="finished"):
         )
         attempts = f" after {self.attempts} attempts" if self.attempts > 1 else ""
         left = f"; undo steps that have not run: {', '.join(self.pending)}" if self.pending else ""
-        return f"{self.status} at {_moment(self.at)}{attempts}{_because(self.why)}{left}{removed}"
+        again = (
+            f"; a retry starts at {self.retry_step}, the first step that was undone"
+            if self.retry_step
+            else ""
+        )
+        return f"{self.status} at {_moment(self.at)}{attempts}{_because(self.why)}{left}{again}{removed}"
 
 
 class Deletion(_Reason, frozen=True, kw_only=True, tag="deleted"):

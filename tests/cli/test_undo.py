@@ -162,6 +162,18 @@ def test_failed_undo_lists_the_steps_that_are_left(gd: Gd, durable: Harness) -> 
     assert "drop_flight: stop" in gd("show", trip).stdout
 
 
+def test_retry_of_an_undone_instance_names_its_first_step(gd: Gd, durable: Harness) -> None:
+    trip, other = booked(durable), booked(durable)
+    durable.signal(trip, "go")
+    durable.cancel(other)
+    durable.drain()
+    hint = "starts at flight, the first step that was undone"
+    assert f"card declined; a retry {hint}\n" in gd("explain", trip).stdout
+    assert output(gd("retry", trip)) == (0, f"{trip}: retried; {hint}\n", "")
+    durable.assert_at(trip, "flight")
+    assert output(gd("retry", other, "--step", "pay")) == (0, f"{other}: retried\n", "")
+
+
 def test_instance_at_its_on_cancel_step_says_that_it_was_cancelled(gd: Gd, durable: Harness) -> None:
     sale = durable.insert(Sale).id
     durable.drain()

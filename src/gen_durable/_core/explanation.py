@@ -45,6 +45,7 @@ from .hydration import (
     is_cancel_handled,
     progress_of,
     step_after_cancel,
+    step_of_retry,
     undo_steps_left,
 )
 
@@ -90,6 +91,7 @@ def _end(row: Mapping[str, Any], status: Status) -> Iterator[Reason]:
             attempts=row["attempt"] + 1 if status is Status.FAILED else 1,
             collected_at=row["collected_at"],
             pending=undo_steps_left(row["undo_steps"]),
+            retry_step=step_of_retry(row),
         )
     elif row["cancel_requested_at"] is not None:
         yield CancelPending(

@@ -31,6 +31,7 @@ __all__ = [
     "progress_of",
     "state_of",
     "step_after_cancel",
+    "step_of_retry",
     "stored_state",
     "undo_steps_left",
 ]
@@ -213,6 +214,12 @@ def undo_steps_left(undo_steps: str | None) -> tuple[str, ...]:
     if undo_steps is None:
         return ()
     return tuple(undo for _, undo in reversed(msgspec.json.decode(undo_steps)))
+
+
+def step_of_retry(row: Mapping[str, Any]) -> str | None:
+    """The step at which a retry starts, if all steps were undone: the first one."""
+    undo = compensation_of(row["compensation"], row["undo_steps"])
+    return undo.undone[-1] if undo is not None and row["undo_steps"] is None and undo.undone else None
 
 
 def step_after_cancel(compensation: str | None, undo_steps: str | None) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import msgspec
 
+from .._core.hydration import step_of_retry
 from .._core.query_terms import TERMS
 from .._db.plan import Row
 from .._verbs.changes import Cancel, Change, Delete, Restore, Retry, Verb
@@ -143,7 +144,8 @@ def retry(
 ) -> None:
     """Retry failed or cancelled instances at the step where they ended.
 
-    TARGET is an id or a correlation key. Attempts start again at 1. The inbox was emptied when the instance ended: a
+    TARGET is an id or a correlation key. An instance whose undo steps have all run starts at the first step that was
+    undone. Attempts start again at 1. The inbox was emptied when the instance ended: a
     step that was waiting for a signal, or was woken by one, waits for it again, until its old deadline. After that
     deadline it runs at once, as timed out. --where selects failed and cancelled instances.
 
@@ -284,6 +286,10 @@ def _sentence(change: Change, row: Row | None, verb: Verb) -> str:
         case "left":
             deleted = "deleted" if row and row["deleted_at"] is not None else "not deleted"
             return f"not changed: {row['status'] if row else ''}, {deleted}"
+        case "retried" if (
+            row and isinstance(verb, Retry) and verb.step is None and (first := step_of_retry(row))
+        ):
+            return f"retried; starts at {clean(first)}, the first step that was undone"
         case _:
             return change.outcome
 
