@@ -83,7 +83,12 @@ async def locked(dsn: str) -> AsyncIterator[None]:
         "select string_agg(format('gen_durable.%I', relname), ', ') from pg_stat_user_tables where schemaname = 'gen_durable'"
     )
     try:
-        await conn.execute(f"begin; lock table {tables} in access exclusive mode")
+        while True:
+            try:
+                await conn.execute(f"begin; lock table {tables} in access exclusive mode")
+                break
+            except asyncpg.DeadlockDetectedError:  # with the worker, which locks tables in another order
+                await conn.execute("rollback")
         yield
     finally:
         await conn.close()
