@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -70,8 +71,12 @@ class Blocks(Machine[float, None]):
 
     @step
     async def holds_the_lock(self, ctx: Context[float]) -> Outcome[None]:
-        sum(range(int(ctx.state)))
+        _sum(int(ctx.state))
         return Done()
+
+
+def _sum(count: int) -> None:
+    sum(range(count))
 
 
 def _compute_without_await(seconds: float) -> None:
@@ -156,9 +161,34 @@ async def test_step_that_holds_the_interpreter_lock_is_logged(
     (line,) = _lines(caplog, "event loop blocked: Blocks")
     assert line.startswith(f"event loop blocked: Blocks {ref.id}, step holds_the_lock, for ")
     assert "It held the interpreter lock" in line
-    assert "in holds_the_lock" in line
+    assert "in holds_the_lock\n    _sum(int(ctx.state))" in line
+    assert line.endswith("in _sum\n    sum(range(count))")
     assert (event.id, event.step) == (ref.id, "holds_the_lock")
     assert timedelta(milliseconds=200) < event.duration < PATIENCE
+
+
+@pytest.mark.clause("BLOCK-5")
+async def test_step_that_ended_before_its_stack_was_read_is_logged_again_with_one(
+    durable_dsn: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Worker([Blocks], dsn=durable_dsn, settings=QUICK) as worker:
+        events = Events(worker)
+        for count in (1, 2, 3):
+            ref = await worker.insert(Blocks, 6e7, step=Blocks.holds_the_lock)
+            with monkeypatch.context() as patched:
+                if count == 1:
+                    # Another thread got the interpreter lock before the heartbeat, and the step ended meanwhile.
+                    ended = SimpleNamespace(id=ref.id, fsm="Blocks", version=1, step="holds_the_lock")
+                    patched.setattr(loop_watch, "_step_of", lambda *args, **options: None)
+                    patched.setattr(
+                        loop_watch.LoopWatch, "_take_ended", lambda self, ended=ended: iter([ended])
+                    )
+                await worker.wait(ref, timeout=PATIENCE)
+                await events.wait(LoopBlocked, count=count)
+    without_stack, with_stack = _lines(caplog, "event loop blocked: Blocks")
+    assert "it ended before its stack was read" in without_stack
+    assert "\n" not in without_stack
+    assert with_stack.endswith("sum(range(count))")
 
 
 @pytest.mark.clause("BLOCK-5")

@@ -40,11 +40,15 @@ _LONGER: Final = 10
 _COMPUTED: Final = 0.75
 _BUSY: Final = 0.1
 _ADVICE: Final = "Use a plain `def` step or asyncio.to_thread for blocking code"
-# A thread that holds the interpreter lock blocks the event loop as well.
+# A thread that holds the interpreter lock blocks the event loop as well. A call of C code releases the lock when it
+# returns, and the thread of the heartbeat waits for it: if no other thread is first, the stack ends with that call.
+# faulthandler could write the stack earlier, but it reads the frames of running threads without the lock, so it could
+# crash a process that was suspended.
 _HELD_ADVICE: Final = (
-    "It held the interpreter lock, as regular expressions do, so the stack is of the moment after it; "
-    'use @step(pool="process") for such code'
+    'It held the interpreter lock, as regular expressions do; {}. Use @step(pool="process") for such code'
 )
+_STACK_READ: Final = "its stack was read when the lock was released"
+_NO_STACK: Final = "it ended before its stack was read"
 
 _Key: TypeAlias = tuple[str, int, str]
 """Machine, version and step; of other code, the name of its coroutine."""
@@ -80,6 +84,8 @@ class LoopWatch:
         self._ended: list[Execution] = []
         # Seconds of the longest block that was logged: 10,000 instances of a step are logged once.
         self._logged: dict[_Key, float] = {}
+        # Steps that were logged without a stack. The first block with a stack is logged, too.
+        self._without_stack: set[_Key] = set()
 
     @property
     def interval(self) -> float | None:
@@ -103,7 +109,7 @@ class LoopWatch:
             # The event loop may continue before this thread runs. The step that held the lock is the first one to end.
             step = None if task is None else _step_of(task, in_flight, started_before=now - self._after)
             began = self._sent_at if self._ran_at is None else self._block_began(now, checked_at)
-            self._report(step or ended, None if ended else task, now - began, held_lock=True)
+            self._report(step or ended, task, now - began, held_lock=True, has_ended=step is None)
             if self._ran_at is not None:
                 self._post(began)
             return
@@ -157,33 +163,43 @@ class LoopWatch:
         self._ran_at = time.monotonic()
 
     def _report(
-        self, step: Running | None, task: asyncio.Task[Any] | None, seconds: float, *, held_lock: bool
+        self,
+        step: Running | None,
+        task: asyncio.Task[Any] | None,
+        seconds: float,
+        *,
+        held_lock: bool,
+        has_ended: bool = False,
     ) -> None:
         """Report a step, or the code that this task runs."""
         if step is not None:
             key, where = (step.fsm, step.version, step.step), f"{step.fsm} {step.id}, step {step.step}"
         else:
+            has_ended = False
             name = "" if task is None else getattr(task.get_coro(), "__qualname__", "")
             key, where = ("", 0, name), "code outside of steps"
         block = next((each for each in self._blocks if each.step is step and each.key == key), None)
         if block is None:
             block = _Block(step, key, where)
             self._blocks.append(block)
-        self._log(block, seconds, held_lock=held_lock)
+        self._log(block, seconds, held_lock=held_lock, has_ended=has_ended)
 
-    def _log(self, block: _Block, seconds: float, *, held_lock: bool) -> None:
+    def _log(self, block: _Block, seconds: float, *, held_lock: bool, has_ended: bool) -> None:
         """Log the first block of a step with its stack, and one that is much longer than those that were logged."""
-        if block.is_logged or seconds < _LONGER * self._logged.get(block.key, 0.0):
+        lacks_stack = block.key in self._without_stack and not has_ended
+        if block.is_logged or (not lacks_stack and seconds < _LONGER * self._logged.get(block.key, 0.0)):
             return
         block.is_logged = True
+        (self._without_stack.add if has_ended else self._without_stack.discard)(block.key)
+        advice = _HELD_ADVICE.format(_NO_STACK if has_ended else _STACK_READ) if held_lock else _ADVICE
         _log.warning(
-            "event loop blocked: %s%s, for %s so far (worker %s); no other `async def` step runs meanwhile. %s\n%s",
+            "event loop blocked: %s%s, for %s so far (worker %s); no other `async def` step runs meanwhile. %s%s",
             "" if block.step is not None else "by ",
             block.where,
             _text(seconds),
             self._context.name,
-            _HELD_ADVICE if held_lock else _ADVICE,
-            self._stack(),
+            advice,
+            "" if has_ended else f"\n{self._stack()}",
         )
 
     def _report_end(self, seconds: float) -> None:
