@@ -16,7 +16,7 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 from types import UnionType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import msgspec.inspect as shapes
@@ -27,7 +27,7 @@ from .mappings import unknown_key
 from .measure import MAX_GROWTH, excess, outside_strings
 from .roundtrip import change, dump_model, inner_place, is_equal
 
-__all__ = ["MAX_DEPTH", "MAX_DIGITS", "convert", "decode", "encode", "encode_if_changed"]
+__all__ = ["MAX_DEPTH", "MAX_DIGITS", "What", "convert", "decode", "encode", "encode_if_changed", "text_of"]
 
 MAX_DEPTH: Final = 100
 # numeric holds more, but then a few bytes of JSON ("1e100000") become a hundred kilobytes.
@@ -55,35 +55,46 @@ _PLACE: Final = re.compile(r" - at `[^`]*`(?: in `[^`]*`)?$")
 _UNREADABLE: Final = (TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
-def encode(value: Any, type_: Any, what: str, limit: int) -> str:
+What: TypeAlias = str | tuple[str, str, int]
+"""What an error calls a value. The hot path gives the parts of the text: a state is named only in an error."""
+
+
+def text_of(what: What) -> str:
+    """Return what an error calls a value."""
+    return what if isinstance(what, str) else f"{what[0]} {what[1]} {what[2]}"
+
+
+def encode(value: Any, type_: Any, what: What, limit: int) -> str:
     """Write a value of the declared type as JSON text of at most `limit` bytes in the database."""
     shape = _shape(type_, what, EncodeError)
+    if value is None and shape.null_is_none:
+        return "null"
     if shape.cls is not None and not isinstance(value, shape.cls):
-        raise EncodeError(what, shape.name, f"it is of type {type(value).__name__}")
+        raise EncodeError(text_of(what), shape.name, f"it is of type {type(value).__name__}")
     try:
         raw = _ENCODER.encode(value)
     except _UNREADABLE as error:
-        raise EncodeError(what, shape.name, _unwritable(value, error)) from error
+        raise EncodeError(text_of(what), shape.name, _unwritable(value, error)) from error
     if (
         len(raw) > min(shape.small, limit // MAX_GROWTH)
         or b"\\u" in raw
         or (shape.has_null and b"null" in raw)
     ):
         if size := excess(raw, limit):
-            raise PayloadTooLargeError(what, shape.name, size, limit)
+            raise PayloadTooLargeError(text_of(what), shape.name, size, limit)
         if problem := _unstorable(value, raw, shape):
-            raise EncodeError(what, shape.name, problem)
+            raise EncodeError(text_of(what), shape.name, problem)
     try:
         found = shape.decode(raw)
     except (ValueError, TypeError, RecursionError) as error:
         place = _place(value, _is_not_finite) if b"null" in raw else ""
-        raise EncodeError(what, shape.name, _NAN + place if place else _misfit(error)) from error
+        raise EncodeError(text_of(what), shape.name, _NAN + place if place else _misfit(error)) from error
     if not is_equal(found, value) and (problem := _change(value, found, raw, shape)):
-        raise EncodeError(what, shape.name, problem)
+        raise EncodeError(text_of(what), shape.name, problem)
     return raw.decode()
 
 
-def encode_if_changed(value: Any, type_: Any, stored: str, what: str, limit: int) -> str | None:
+def encode_if_changed(value: Any, type_: Any, stored: str, what: What, limit: int) -> str | None:
     """Write a value as `encode` does; `None` if it is the value of the stored text.
 
     jsonb orders keys and rewrites numbers, so the stored text is decoded and encoded again for the comparison. Texts
@@ -116,21 +127,21 @@ def convert(value: Any, type_: Any, what: str) -> Any:
             found = msgspec.convert(dict(value), type_, str_keys=True, dec_hook=_convert_foreign)
         problem = unknown_key(value, found)
     except _UNREADABLE as error:
-        raise EncodeError(what, shape.name, _misfit(error)) from error
+        raise EncodeError(text_of(what), shape.name, _misfit(error)) from error
     if problem:
-        raise EncodeError(what, shape.name, problem)
+        raise EncodeError(text_of(what), shape.name, problem)
     return found
 
 
-def decode(text: str | bytes, type_: Any, what: str) -> Any:
+def decode(text: str | bytes, type_: Any, what: What) -> Any:
     """Read JSON text as a value of the declared type."""
     shape = _shape(type_, what, DecodeError)
     try:
         return shape.decode(text)
     except RecursionError as error:
-        raise DecodeError(what, shape.name, _TOO_DEEP) from error
+        raise DecodeError(text_of(what), shape.name, _TOO_DEEP) from error
     except (ValueError, TypeError) as error:
-        raise DecodeError(what, shape.name, _misfit(error)) from error
+        raise DecodeError(text_of(what), shape.name, _misfit(error)) from error
 
 
 class _Shape(msgspec.Struct, frozen=True):
@@ -146,6 +157,8 @@ class _Shape(msgspec.Struct, frozen=True):
     """Whether parts of the text are not written by msgspec, so that they may be invalid JSON."""
     has_objects: bool
     """Whether classes are declared in it, to which a mapping can be converted."""
+    null_is_none: bool
+    """Whether null is decoded to None, so that None needs no further checks."""
     is_equal_by_text: bool
     """Whether values with equal texts are equal. Not for objects, nor for datetimes with different time zones."""
     small: int
@@ -153,7 +166,7 @@ class _Shape(msgspec.Struct, frozen=True):
     nesting nor a long number."""
 
 
-def _shape(type_: Any, what: str, error: type[EncodeError] | type[DecodeError]) -> _Shape:
+def _shape(type_: Any, what: What, error: type[EncodeError] | type[DecodeError]) -> _Shape:
     try:
         return _cached_shape(type_)
     except (TypeError, NameError):
@@ -162,23 +175,34 @@ def _shape(type_: Any, what: str, error: type[EncodeError] | type[DecodeError]) 
     try:
         return _make_shape(type_)
     except (TypeError, NameError) as problem:
-        raise error(what, _name(type_), f"that type cannot be used with JSON ({problem})") from problem
+        raise error(
+            text_of(what), _name(type_), f"that type cannot be used with JSON ({problem})"
+        ) from problem
 
 
 def _make_shape(type_: Any) -> _Shape:
     kinds = {type(part) for part in parts(type_)}
     foreign = {shapes.CustomType, shapes.RawType}
     has_foreign = not kinds.isdisjoint(foreign)
+    read = model_reader(type_) or msgspec.json.Decoder(type_, dec_hook=_read_foreign).decode
     return _Shape(
         name=_name(type_),
         cls=_instance_class(type_),
-        decode=model_reader(type_) or msgspec.json.Decoder(type_, dec_hook=_read_foreign).decode,
+        decode=read,
         has_null=not kinds.isdisjoint({shapes.AnyType, shapes.NoneType, *foreign}),
         has_foreign=has_foreign,
         has_objects=not kinds.isdisjoint({shapes.StructType, shapes.DataclassType, shapes.CustomType}),
+        null_is_none=not has_foreign and _reads_null_as_none(read),
         is_equal_by_text=kinds.isdisjoint(_NOT_EQUAL_BY_TEXT),
         small=0 if has_foreign else min(2 * MAX_DEPTH, MAX_DIGITS),
     )
+
+
+def _reads_null_as_none(read: Callable[[str | bytes], Any]) -> bool:
+    try:
+        return read(b"null") is None
+    except (TypeError, ValueError):
+        return False
 
 
 _cached_shape = functools.lru_cache(maxsize=1024)(_make_shape)

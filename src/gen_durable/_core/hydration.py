@@ -16,7 +16,7 @@ from ..errors import DecodeError, NotLoadedError
 from ..instance import Child, Compensation, Failure, Instance, Status
 from ..progress import Progress
 from ..signals import Inbox, Message
-from .codec import decode
+from .codec import What, decode, text_of
 from .model import ChildContent, ChildRow, Execution, SignalRow
 from .registry import Registry
 from .upgrading import upgraded
@@ -119,19 +119,18 @@ def open_context(
 
 def state_of(execution: Execution, machine: MachineDef) -> Any:
     """Decode the state of an execution; upgrade it first if it is stored with an older version."""
-    return stored_state(
-        execution.state, execution.version, machine, f"the state of {machine.name} {execution.id}"
-    )
+    what = ("the state of", machine.name, execution.id)
+    return stored_state(execution.state, execution.version, machine, what)
 
 
-def stored_state(text: str, version: int, machine: MachineDef, what: str) -> Any:
+def stored_state(text: str, version: int, machine: MachineDef, what: What) -> Any:
     """Decode a state that is stored with this version of the machine.
 
     SQL producers that give no state insert `{}`. For a machine without state that means `None`.
     """
     if version != machine.version:
-        text = upgraded(text, version, machine, what)
-    if machine.state_type in (None, type(None)) and text == "{}":
+        text = upgraded(text, version, machine, text_of(what))
+    if text == "{}" and machine.state_type in (None, type(None)):
         return None
     return decode(text, machine.state_type, what)
 

@@ -206,7 +206,7 @@ def _entry(
                 else encode(
                     outcome.result,
                     machine.result_type,
-                    f"the result of {machine.name} {execution.id}",
+                    ("the result of", machine.name, execution.id),
                     bounds.max_payload,
                 ),
                 state=_changed_state(state, execution, machine, bounds)
@@ -449,9 +449,8 @@ def _state(
     value = current if given is KEEP else given
     if value is STORED_STATE:
         return None
-    return encode(
-        value, machine.state_type, f"the state of {machine.name} {execution.id}", bounds.max_payload
-    )
+    what = ("the state of", machine.name, execution.id)
+    return encode(value, machine.state_type, what, bounds.max_payload)
 
 
 def _writes_state(entry: CommitEntry) -> bool:
@@ -462,7 +461,7 @@ def _changed_state(state: object, execution: Execution, machine: MachineDef, bou
     """Return the state of an instance that ends, if it is to be written."""
     if state is STORED_STATE or machine.is_job or machine.state_type in (None, type(None)):
         return None
-    what = f"the state of {machine.name} {execution.id}"
+    what = ("the state of", machine.name, execution.id)
     if execution.version != machine.version:
         # The same JSON may mean something else in another version.
         return encode(state, machine.state_type, what, bounds.max_payload)

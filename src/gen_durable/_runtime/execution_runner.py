@@ -248,7 +248,7 @@ class ExecutionRunner:
 
     async def _run_step(self, one: InFlight, task: asyncio.Task[Any]) -> None:
         execution = one.execution
-        if execution.queue in self.paused:
+        if execution.queue in self.paused.names:
             self.capacity.release()
             self._submit(one, release(execution))
             return
@@ -325,7 +325,7 @@ class ExecutionRunner:
         if entry.kind == "continue" and (
             not self._may_chain
             or one.busy > self._chain_seconds
-            or one.execution.queue in self.paused
+            or one.execution.queue in self.paused.names
             or not self._has_same_lease(one.execution, entry)
         ):
             entry.kind = "next"

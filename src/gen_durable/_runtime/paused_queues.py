@@ -15,20 +15,18 @@ class PausedQueues:
     """
 
     def __init__(self) -> None:
-        self._names: frozenset[str] = frozenset()
+        self.names: frozenset[str] = frozenset()
+        """Read by each step, so no call."""
         self.version = 0
         """Increases with every list that arrives."""
 
-    def __contains__(self, queue: str) -> bool:
-        return queue in self._names
-
     def replace(self, names: Iterable[str]) -> bool:
         """Set the list. Returns whether a queue was resumed."""
-        previous, self._names = self._names, frozenset(names)
+        previous, self.names = self.names, frozenset(names)
         self.version += 1
-        return bool(previous - self._names)
+        return bool(previous - self.names)
 
     def picked(self, queues: Iterable[str], version: int) -> None:
         """Record that a pick, sent when the list had this version, leased rows of these queues."""
         if version == self.version:
-            self._names -= frozenset(queues)
+            self.names -= frozenset(queues)
