@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from ..dashboard import Dashboard, Role, User
 
 __all__ = ["dash", "listen", "no_address"]
+
+# Workers on the same machine go first.
+_NICE: Final = 5
 
 
 @click.command()
@@ -148,6 +152,8 @@ async def _serve(
     async with db.open():
         pass  # fails if there are no tables; a client would create them
     async with client, app.opened():
+        # Not earlier: an embedded server that this process has started must not inherit it.
+        os.nice(_NICE)
         await serve(app, listening, announce, root_path, proxies)
 
 

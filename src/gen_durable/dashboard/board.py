@@ -20,6 +20,7 @@ from ..findings import Finding
 from .access import Access
 from .batch_runner import BatchRunner
 from .live import Live
+from .pace import pause_after
 from .redaction import Redact, shown
 
 __all__ = ["Board", "Options"]
@@ -94,7 +95,7 @@ class Board:
         return await self.client._database.run_in_transaction(plan)  # noqa: SLF001 - the verb has no public form
 
     async def cached(self, key: str, seconds: float, plan: Callable[[], Plan[T]]) -> T:
-        """Run a plan at most once in this time, for all readers that ask with the same key."""
+        """Run a plan at most once in this time, for all readers that ask with the same key; a slow one less often."""
         return await self._once(key, seconds, lambda: self.read(plan()))
 
     async def _once(self, key: str, seconds: float, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -104,7 +105,7 @@ class Board:
             self._forget(now)
             # Not cancelled with the request that came first: others wait for it as well.
             answer = asyncio.get_running_loop().create_task(make())
-            answer.add_done_callback(lambda done: self._settle(key, done))
+            answer.add_done_callback(lambda done: self._settle(key, done, now, seconds))
             self._cached[key] = now + seconds, answer
         return await asyncio.shield(answer)
 
@@ -120,11 +121,16 @@ class Board:
         """Drop cached answers: a change was made, and its sender reads next."""
         self._cached.clear()
 
-    def _settle(self, key: str, done: asyncio.Future[Any]) -> None:
+    def _settle(self, key: str, done: asyncio.Future[Any], began: float, seconds: float) -> None:
         # An error is not kept. Reading it also marks it as retrieved.
         has_failed = done.cancelled() or done.exception() is not None
-        if has_failed and self._cached.get(key, (0.0, None))[1] is done:
+        if self._cached.get(key, (0.0, None))[1] is not done:
+            return
+        if has_failed:
             del self._cached[key]
+        else:
+            now = time.monotonic()
+            self._cached[key] = began + pause_after(now - began, seconds), done
 
     def _forget(self, now: float) -> None:
         if len(self._cached) >= _MAX_CACHED:

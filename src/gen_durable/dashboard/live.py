@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from .._db.plan import Plan
+from .pace import Pace
 from .problems import FAILED, problem_of
 from .redaction import Redact, hide_secrets
 
@@ -23,9 +24,6 @@ __all__ = ["Live", "TooManyStreamsError", "Topic", "topic", "topics"]
 
 _log: Final = logging.getLogger("gen_durable.dashboard")
 _OUTAGE: Final = 503
-# A poll may take this part of its interval; otherwise the interval doubles, up to this many times.
-_MAX_LOAD: Final = 0.2
-_MAX_SLOWER: Final = 32
 # A comment on a silent stream, for proxies and to find readers that have gone.
 _HEARTBEAT: Final = 15.0
 # The longest time without an answer of the database before pages say so.
@@ -47,7 +45,7 @@ class Topic(msgspec.Struct, frozen=True):
 
     name: str
     every: float
-    """Seconds between two polls."""
+    """Seconds between two polls, if they are fast."""
     plan: Callable[..., Plan[Any]]
     """Returns the plan of a poll. It gets the text after the colon, if the topic takes one."""
     takes: bool
@@ -196,15 +194,13 @@ class Live:
                 feed.task.cancel()
 
     async def _poll(self, feed: _Feed) -> None:
-        slower = 1
+        pace = Pace(feed.topic.every)
         while feed.readers:
             began = time.monotonic()
             message = await self._answer(feed)
             took = time.monotonic() - began
             self._put(feed, message)
-            is_slow = took > feed.topic.every * slower * _MAX_LOAD
-            slower = min(slower * 2, _MAX_SLOWER) if is_slow else max(slower // 2, 1)
-            await asyncio.sleep(feed.topic.every * slower)
+            await asyncio.sleep(pace.next(took))
 
     async def _answer(self, feed: _Feed) -> bytes:
         """Wait for a poll. Pages learn after a while that it has no answer: a broken network is noticed late."""

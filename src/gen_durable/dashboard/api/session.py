@@ -8,6 +8,7 @@ import msgspec
 
 from ... import __version__, _verbs
 from ..._db import dashboard, search
+from ..._db import workers as stored_workers
 from ..._db.plan import Plan
 from ..access import Role, User
 from ..board import Board
@@ -78,14 +79,14 @@ async def shell(board: Board) -> Shell:
 @topic("shell", every=5.0)
 def _shell() -> Plan[Shell]:
     machines = yield from _verbs.registered_machines()
-    queues = yield from _verbs.queues()
+    overrides = yield from stored_workers.overrides()
     workers = yield from _verbs.workers()
     failures, _ = yield from search.count_up_to(search.Filter(statuses=["failed"]), _MOST)
     dead = yield from dashboard.dead_sinks()
     level = yield from _verbs.audit_level()
     return Shell(
         machines=len({one.name for one in machines}),
-        queues_paused=sum(one.is_paused for one in queues),
+        queues_paused=sum(one.paused_at is not None for one in overrides.values()),
         workers=sum(one.is_live for one in workers),
         workers_lost=sum(not one.is_live for one in workers),
         failures=failures,
