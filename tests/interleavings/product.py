@@ -15,6 +15,7 @@ from gen_durable._db import (
     control,
     insert,
     lease,
+    machines,
     migrate,
     outbox,
     pick,
@@ -22,6 +23,7 @@ from gen_durable._db import (
     signals,
     step_data,
     streams,
+    workers,
 )
 from gen_durable._db.plan import Statement, in_schema
 
@@ -36,12 +38,14 @@ _STATEMENTS: Final[Mapping[str, Statement]] = {
         control,
         insert,
         lease,
+        machines,
         outbox,
         pick,
         schedules,
         signals,
         step_data,
         streams,
+        workers,
     )
     for name, statement in module._SQL.items()
 }

@@ -11,6 +11,7 @@ from tests.interleavings import (
     control_mutants,
     edit_mutants,
     event_mutants,
+    registration_mutants,
     schedule_mutants,
     step_data_mutants,
     stream_mutants,
@@ -43,6 +44,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
         *unkept_mutants.MUTANTS,
         *upgrade_mutants.MUTANTS,
         *step_data_mutants.MUTANTS,
+        *registration_mutants.MUTANTS,
     ],
     ids=lambda mutant: mutant.name,
 )

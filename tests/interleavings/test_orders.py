@@ -20,6 +20,7 @@ from tests.interleavings.scenarios import (
     leases,
     limits,
     mixtures,
+    registrations,
     retries,
     schedules,
     signals,
@@ -53,6 +54,7 @@ AREAS = (
     upgrades,
     streams,
     watches,
+    registrations,
 )
 # All run with default REPEATABLE READ; these also with READ COMMITTED, and in every order.
 HEART = (
@@ -124,6 +126,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)
     "BAT-2",
     "BAT-3",
     "BAT-4",
+    "GRAPH-7",
 )
 @pytest.mark.parametrize(("scenario", "pins", "most"), CASES)
 async def test_every_order_passes(bench: Bench, scenario: Scenario, pins: Pins, most: int | None) -> None:

@@ -45,6 +45,7 @@ select (select coalesce(jsonb_agg(to_jsonb(g) || jsonb_build_object(
        (select coalesce(jsonb_object_agg(job_id, state), '{}') from gen_durable.gen_durable_job_state)::text as states,
        (select coalesce(jsonb_agg(to_jsonb(s)), '[]') from gen_durable.schedules s)::text as schedules,
        (select coalesce(jsonb_agg(to_jsonb(b)), '[]') from gen_durable.batches b)::text as batches,
+       (select coalesce(jsonb_agg(to_jsonb(m)), '[]') from gen_durable.machines m)::text as machines,
        (select coalesce(jsonb_object_agg(name, slots), '{}') from gen_durable.limits
          where kind = 'concurrency')::text as slots,
        (select coalesce(jsonb_object_agg(key, extract(epoch from full_at - statement_timestamp()) / 86400), '{}')
@@ -74,6 +75,8 @@ class World(msgspec.Struct, frozen=True):
     """How often the effect of an outcome has happened."""
     schedules: list[Row]
     batches: list[Row]
+    machines: list[Row]
+    """What workers have registered of their machines."""
 
     def unread(self, target: int) -> list[Row]:
         return [row for row in self.signals if row["target_id"] == target and row["consumed_seq"] is None]
@@ -114,6 +117,7 @@ async def look(conn: Any, schema: str) -> World:
         found["effects"],
         msgspec.json.decode(found["schedules"]),
         msgspec.json.decode(found["batches"]),
+        msgspec.json.decode(found["machines"]),
     )
 
 

@@ -168,12 +168,18 @@ def react(names: Sequence[str]) -> Plan[bool]:
 def register(machines: Machines, histories: Collection[str] = (), *, renews: bool = False) -> Plan[None]:
     """Store machines for the reaper and for cancels, and for producers and tools that know only names.
 
+    Needs a transaction: the first statement locks the registrations, so that the second one sees the workers of all
+    others that have changed them.
+
     Args:
         machines: with the version of the rows that they run: their own, or one that they upgrade.
         histories: the names of machines that keep their history.
         renews: replace only registrations that no live worker has.
     """
     rows = [_row(version, description, histories) for version, description in machines]
+    yield _SQL["lock_registered"](
+        fsms=[row["fsm"] for row in rows], versions=[row["version"] for row in rows]
+    )
     yield _SQL["register"](
         **{column: [row[name] for row in rows] for name, column in _COLUMNS.items()},
         digests=[_digest(row) for row in rows],

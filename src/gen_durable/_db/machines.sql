@@ -36,6 +36,12 @@ select m.fsm, m.fsm_version, m.queue, m.graph::text as graph, m.updated_at,
            and (m.fsm, m.fsm_version) in (select * from unnest(w.fsms, w.fsm_versions))) as workers
   from gen_durable.machines m where :fsm::text is null or m.fsm = :fsm::text order by m.fsm, m.fsm_version
 
+-- name: lock_registered
+-- Lock the registrations of machines, in the order of the primary key.
+select from gen_durable.machines m
+ where (m.fsm, m.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[]))
+ order by m.fsm, m.fsm_version for no key update
+
 -- name: register
 -- Register the machines of a worker. Writes only changes. `is_upgraded`: the rows of an older version, which the machine upgrades; if
 -- that version is registered, what applies to its live rows becomes that of the machine that runs them now.

@@ -227,7 +227,7 @@ class Engine:
             await run_at_start(self._connections.client, lambda: audits.set_level(level, self._context.name))
         for schedule in self._schedules:
             await run_at_start(self._connections.client, partial(schedules.put, schedule))
-        await run_at_start(self._connections.client, self._registration.begin)
+        await run_at_start(self._connections.client, self._registration.begin, is_transaction=True)
         self._heartbeat.start()
         self._tasks_until_drained = [
             self._spawn(self._flusher.run()),

@@ -74,8 +74,10 @@ class Registration(Service):
     async def tick(self) -> timedelta:
         async with self._lock:
             paused = self._paused
-            await self._database.run(self._renew())
+            foreign = await self._database.run(self.announce())
             self._confirmed = paused
+            if foreign.is_orphaned and not self._is_draining:
+                await self._database.run_in_transaction(self.take_over())
         return self._interval
 
     async def confirm(self, paused: Mapping[str, datetime]) -> None:
@@ -85,17 +87,18 @@ class Registration(Service):
             await self.tick()
 
     def begin(self) -> Plan[None]:
-        """Register the machines, then the worker."""
+        """Register the machines and the worker, in one transaction: others see both or neither."""
         yield from machines.register(self._machines, self._histories)
-        if (yield from self._announce()).differs:
-            # Between the two statements another worker may have taken the registration for that of an ended worker.
+        if (yield from self.announce()).differs:
+            # Another worker has inserted a registration after this one had looked for it.
             yield from machines.register(self._machines, self._histories)
 
-    def _renew(self) -> Plan[None]:
-        if (yield from self._announce()).is_orphaned and not self._is_draining:
-            yield from machines.register(self._machines, self._histories, renews=True)
+    def take_over(self) -> Plan[None]:
+        """Register the machines whose registered code no live worker has, in a transaction."""
+        yield from machines.register(self._machines, self._histories, renews=True)
 
-    def _announce(self) -> Plan[workers.Foreign]:
+    def announce(self) -> Plan[workers.Foreign]:
+        """Register the worker, or renew its registration."""
         return workers.announce(
             self._worker_row,
             self._alive_for,

@@ -134,19 +134,19 @@ async def test_registration_is_renewed_only_if_no_live_worker_has_it(database: D
         )
         for name, code in (("old", old), ("new", new))
     ]
-    await database.run(machines.register(old))
+    await database.run_in_transaction(machines.register(old))
     assert await database.run(workers.announce(rows[0], AN_HOUR)) == workers.Foreign(False, False)
-    await database.run(machines.register(new))
+    await database.run_in_transaction(machines.register(new))
     # Between its two statements the worker is not live yet.
     assert await database.run(workers.announce(rows[0], AN_HOUR)) == workers.Foreign(True, True)
     assert await database.run(workers.announce(rows[1], AN_HOUR)) == workers.Foreign(False, False)
     assert await database.run(workers.announce(rows[0], AN_HOUR)) == workers.Foreign(True, False)
     for renews in (False, True):
-        await database.run(machines.register(old, renews=renews))
+        await database.run_in_transaction(machines.register(old, renews=renews))
         assert await steps_of(db) == ["book", "approve", "recall"]
     await database.run(workers.announce(rows[1], AN_HOUR, is_draining=True))
     assert await database.run(workers.announce(rows[0], AN_HOUR)) == workers.Foreign(True, True)
-    await database.run(machines.register(old, renews=True))
+    await database.run_in_transaction(machines.register(old, renews=True))
     assert await steps_of(db) == ["book", "decide"]
 
 
