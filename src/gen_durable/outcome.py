@@ -199,12 +199,12 @@ class Next(_Value):
         self.step = step_name(step)
         self.state = state
         self.delay = None if delay is None else checked_delay(delay, "the delay of this Next")
-        self.concurrency_key = _key(concurrency_key)
+        self.concurrency_key = KEEP if concurrency_key is KEEP else _key(concurrency_key)
         self.requeue = requeue
         self.effect = None if effect is None else _effect(effect)
         self.emit = () if emit is None else emitted(emit)
-        self.rate_limit = _limit(rate_limit)
-        self.weight = checked_weight(weight, self.rate_limit)
+        self.rate_limit = None if rate_limit is None else key_text(rate_limit, "rate_limit")
+        self.weight = None if weight is None else checked_weight(weight, self.rate_limit)
         self.consume = _consumed(consume) if consume else ()
 
 
@@ -371,11 +371,11 @@ class Await(_Value):
         self.timeout = None if timeout is None else checked_delay(timeout, "the timeout of this Await")
         self.deadline = None if deadline is None else checked_moment(deadline, "the deadline of this Await")
         self.state = state
-        self.concurrency_key = _key(concurrency_key)
+        self.concurrency_key = KEEP if concurrency_key is KEEP else _key(concurrency_key)
         self.effect = None if effect is None else _effect(effect)
         self.emit = () if emit is None else emitted(emit)
-        self.rate_limit = _limit(rate_limit)
-        self.weight = checked_weight(weight, self.rate_limit)
+        self.rate_limit = None if rate_limit is None else key_text(rate_limit, "rate_limit")
+        self.weight = None if weight is None else checked_weight(weight, self.rate_limit)
         self.consume = _consumed(consume) if consume else ()
 
 
@@ -439,8 +439,8 @@ class ScheduleChildren(_Value):
         self.state = state
         self.effect = None if effect is None else _effect(effect)
         self.emit = () if emit is None else emitted(emit)
-        self.rate_limit = _limit(rate_limit)
-        self.weight = checked_weight(weight, self.rate_limit)
+        self.rate_limit = None if rate_limit is None else key_text(rate_limit, "rate_limit")
+        self.weight = None if weight is None else checked_weight(weight, self.rate_limit)
         self.consume = _consumed(consume) if consume else ()
 
 
@@ -606,10 +606,6 @@ def _effect(effect: Effect) -> Effect:
 
 def _key(key: Key | Keep | None) -> str | Keep | None:
     return key if key is None or isinstance(key, Keep) else key_text(key)
-
-
-def _limit(key: Key | None) -> str | None:
-    return None if key is None else key_text(key, "rate_limit")
 
 
 def _awaited(signals: Iterable[object]) -> tuple[str, ...]:

@@ -469,7 +469,7 @@ def _changed_state(state: object, execution: Execution, machine: MachineDef, bou
 
 
 def _ids(execution: Execution) -> tuple[int, ...]:
-    return tuple(row.id for row in execution.awaited)
+    return tuple(row.id for row in execution.awaited) if execution.inbox else ()
 
 
 def _consumed(

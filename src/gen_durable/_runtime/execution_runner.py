@@ -424,7 +424,9 @@ class ExecutionRunner:
 
     def _has_same_lease(self, execution: Execution, entry: CommitEntry) -> bool:
         fsm, version, leases = execution.fsm, execution.version, self._context.leases
-        return leases.of(fsm, version, entry.step) == leases.of(fsm, version, execution.step)
+        return not leases.own or leases.of(fsm, version, entry.step) == leases.of(
+            fsm, version, execution.step
+        )
 
     async def _count_crash(self, one: InFlight, error: ProcessDiedError) -> None:
         """Record a crash of the step's process at once, as the reaper would when the lease expires."""
