@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -15,7 +16,7 @@ from ._db import migrate
 from ._db.address import shown
 from ._db.caller_connection import driver_of
 from ._db.plan import Plan
-from ._db.pool import Database
+from ._db.pool import Database, OpenTransaction
 from ._db.reply_timeouts import ReplyTimeouts
 from ._dictionary import attribute_hint
 from ._polling import poll
@@ -23,7 +24,7 @@ from ._runtime.database_status import DatabaseStatus
 from ._runtime.follow import follow
 from ._runtime.following import Following
 from ._runtime.waiting import Waiting
-from ._runtime.wake import Wakes
+from ._runtime.wake import HeldWakes, Wakes
 from ._server import Server
 from ._typing import KEEP, ItemT, PayloadT, ResultT, StateT
 from ._verbs import Filters
@@ -1681,7 +1682,19 @@ class AsyncClient:
 
     def _autocommit(self, conn: AsyncConnection | None) -> bool:
         """Whether each statement is its own transaction, so that it can be retried after a lost race."""
-        return conn is None
+        return conn is None and not isinstance(self._opened, OpenTransaction)
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncGenerator[Self]:
+        """Begin a transaction; yield a client whose verbs run in it. For the dashboard.
+
+        Verbs that change instances in several transactions (`cancel` with `cascade`, `cancel_all`) run in one here.
+        """
+        bound, wakes = copy.copy(self), HeldWakes()
+        async with self._database.transaction() as opened:
+            bound._opened, bound._wakes = opened, wakes  # noqa: SLF001 - of this class
+            yield bound
+        self._wakes.work(wakes.queues)
 
     async def _read(self, plan: Plan[T], conn: AsyncConnection | None) -> T:
         """Run a query, in the caller's transaction or in its own."""

@@ -491,3 +491,15 @@ async def test_batches_that_have_ended_are_removed(client: Any, database: Databa
     await db.execute("update gen_durable.batches set created_at = now() - interval '1 y'")
     await sweep(database)
     assert [batch.id for batch in await client.batches()] == [2, open_batch.id]
+
+
+@pytest.mark.clause("GC-17")
+async def test_answers_of_old_requests_are_removed(database: Database, db: Any) -> None:
+    for age in ("23 hours", "25 hours"):
+        await db.execute(
+            "insert into gen_durable.answered_requests (actor, key, digest, answer, answered_at)"
+            " values ('ada', $1::text, '', '{}', now() - $1::text::interval)",
+            age,
+        )
+    await sweep(database)
+    assert await db.fetchval("select array_agg(key) from gen_durable.answered_requests") == ["23 hours"]

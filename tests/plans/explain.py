@@ -32,7 +32,7 @@ TABLES: Final = frozenset(
         "step_stats",
         "machine_stats",
     }
-    | {"backlog"}
+    | {"backlog", "answered_requests"}
 )
 _REPORTS: Final = {
     "auto_explain.log_min_duration": "0",

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from gen_durable._db import collect
+from gen_durable._db import collect, requests
 from tests.plans.explain import Explainer, check
 from tests.plans.statements import ENDED
 
@@ -111,6 +111,21 @@ async def test_old_messages_are_found_by_a_table_walk(explainer: Explainer) -> N
     assert following == 256
     assert not found.seq_scans, found
     assert not found.indexes, found
+
+
+async def test_answers_of_requests_are_found_by_index(explainer: Explainer) -> None:
+    await explainer.connection.execute(
+        "insert into gen_durable.answered_requests (actor, key, digest, answer, answered_at)"
+        " select 'ada', n::text, sha256(n::text::bytea), '{}', now() - n * interval '1 s' from generate_series(1, 20000) n"
+    )
+    claimed, (_, found) = await explainer.run(requests.claim("ada", "7", b""))
+    assert (claimed is None, found.indexes, found.seq_scans) == (False, {"answered_requests_pkey"}, set())
+    _, (found,) = await explainer.run(requests.store("ada", "7", "{}"))
+    assert (found.indexes, found.seq_scans) == ({"answered_requests_pkey"}, set())
+    has_more, (found,) = await explainer.run(collect.sweep_requests(HOUR))
+    assert has_more
+    assert not found.seq_scans, found
+    assert found.indexes == {"answered_requests_old", "answered_requests_pkey"}, found
 
 
 async def test_published_events_are_found_by_index(explainer: Explainer) -> None:

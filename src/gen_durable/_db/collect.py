@@ -23,6 +23,7 @@ __all__ = [
     "sweep_audit",
     "sweep_batches",
     "sweep_events",
+    "sweep_requests",
     "vacuum",
     "walk_buckets",
     "walk_executions",
@@ -104,6 +105,12 @@ def sweep_audit(retention: timedelta) -> Plan[bool]:
 def sweep_batches(retention: timedelta) -> Plan[bool]:
     """Delete batches after the retention; return whether there may be more."""
     (row,) = yield _SQL["sweep_batches"](retention=retention)
+    return bool(row["deleted"] == PAGE)
+
+
+def sweep_requests(retention: timedelta) -> Plan[bool]:
+    """Delete answers of requests after the retention; return whether there may be more."""
+    (row,) = yield _SQL["sweep_requests"](retention=retention)
     return bool(row["deleted"] == PAGE)
 
 

@@ -282,6 +282,18 @@ with expired as materialized (
 )
 select count(*) as deleted from deleted
 
+-- name: sweep_requests
+-- Delete answers of requests after the retention.
+with expired as materialized (
+  select r.actor, r.key from gen_durable.answered_requests r
+   where r.answered_at < statement_timestamp() - :retention::interval
+   order by r.answered_at limit 500
+     for update skip locked
+), deleted as (
+  delete from gen_durable.answered_requests r using expired where (r.actor, r.key) = (expired.actor, expired.key) returning 1
+)
+select count(*) as deleted from deleted
+
 -- name: sweep_buckets
 -- Delete buckets that have been full for a minute: a bucket without a row is full. Walks the table: an index on full_at would
 -- cost every start. A pick that charges a bucket has locked it, and a later one inserts it again. The minute allows for the

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -21,7 +21,7 @@ from .runner import asyncpg_failures, drive, from_asyncpg, run_asyncpg
 from .sqlstates import FEATURE_NOT_SUPPORTED, READ_ONLY
 from .watchdog import Watchdog
 
-__all__ = ["Database"]
+__all__ = ["Database", "OpenTransaction"]
 
 T = TypeVar("T")
 
@@ -189,6 +189,12 @@ class Database:
         ):
             return await run_asyncpg(conn, plan, self.schema)
 
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[OpenTransaction]:
+        """Begin a transaction in which several plans run, for `async with`; commit it at the end of the block."""
+        async with _Acquired(self._pool, self.watchdog) as conn, _Transaction(conn, self._settings()):
+            yield OpenTransaction(conn, self.schema, self._pool, self.watchdog, self._pins, self._connector)
+
     async def run_snapshot(self, plan: Plan[T]) -> T:
         """Run a plan of reads whose statements all see the database as it is at the first one."""
         async with (
@@ -219,6 +225,23 @@ class Database:
     def _settings(self, lock_timeout: str | None = None) -> Mapping[str, str]:
         settings = self._pins or {}
         return settings if lock_timeout is None else {**settings, "lock_timeout": lock_timeout}
+
+
+class OpenTransaction(Database):
+    """A transaction in place of a database: plans run in it, one after the other.
+
+    After an error of a statement, no other one can run.
+    """
+
+    def __init__(self, conn: Any, *of_database: Any) -> None:
+        super().__init__(*of_database)
+        self._conn = conn
+
+    async def run(self, plan: Plan[T]) -> T:
+        return await run_asyncpg(self._conn, plan, self.schema)
+
+    async def run_in_transaction(self, plan: Plan[T], *, lock_timeout: str | None = None) -> T:
+        return await run_asyncpg(self._conn, plan, self.schema)
 
 
 class _RollbackError(Exception):

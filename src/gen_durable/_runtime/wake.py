@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["Wakes"]
+__all__ = ["HeldWakes", "Wakes"]
 
 
 class Wakes:
@@ -70,3 +70,14 @@ class Wakes:
         """Wake the waiting clients: some of these instances have ended or parked."""
         for wake in self._ended_or_parked:
             wake(ids)
+
+
+class HeldWakes(Wakes):
+    """Collects the queues that have work once a transaction has committed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queues: set[str] = set()
+
+    def work(self, queues: Iterable[str]) -> None:
+        self.queues.update(queues)

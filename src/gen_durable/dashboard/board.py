@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
@@ -29,6 +30,9 @@ T = TypeVar("T")
 
 # The dashboard cannot slow the engine: few connections, and short statements.
 _CONNECTIONS: Final = 2
+# Transactions of the client that requests with an Idempotency-Key may have open at a time. A worker as client has 5
+# connections, and a cascade takes another one.
+_TRANSACTIONS: Final = 2
 _STATEMENT_TIMEOUT: Final = timedelta(seconds=1)
 # Answers that are kept for other readers.
 _MAX_CACHED: Final = 200
@@ -55,6 +59,9 @@ class Board:
     def __init__(self, client: AsyncClient, access: Access, options: Options, redact: Redact) -> None:
         self.client = client
         """For changes. It belongs to the application."""
+        self.unbound = client
+        """The same, also on a board of `transaction`: for a change that must not be one transaction."""
+        self.transactions = asyncio.Semaphore(_TRANSACTIONS)
         self.access = access
         self.options = options
         self.redact = partial(shown, redact)
@@ -93,6 +100,14 @@ class Board:
     async def change(self, plan: Plan[T]) -> T:
         """Run a plan that changes something, as one transaction of the client."""
         return await self.client._database.run_in_transaction(plan)  # noqa: SLF001 - the verb has no public form
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[Self]:
+        """Begin a transaction; yield a board whose `client` and `change` make changes in it."""
+        await self._reader()  # shared by the two boards
+        bound = copy.copy(self)
+        async with self.client._transaction() as bound.client:  # noqa: SLF001 - for this
+            yield bound
 
     async def cached(self, key: str, seconds: float, plan: Callable[[], Plan[T]]) -> T:
         """Run a plan at most once in this time, for all readers that ask with the same key; a slow one less often."""

@@ -25,6 +25,7 @@ from starlette.responses import Response
 from .._dictionary import did_you_mean
 from .access import Role, User, allows
 from .board import Board
+from .idempotency import answer_once, digest_of, key_of
 from .problems import ProblemError, answer, problem_of
 
 __all__ = ["Endpoint", "Reason", "body_of", "endpoints", "get", "post"]
@@ -32,6 +33,7 @@ __all__ = ["Endpoint", "Reason", "body_of", "endpoints", "get", "post"]
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 Function: TypeAlias = Callable[..., Awaitable[Any]]
+Then: TypeAlias = Callable[[Board, Any], object]
 
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?", re.DOTALL)
@@ -63,6 +65,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     takes_user: bool
     every: float
     """Seconds between two requests of a page that shows it; 0: it does not ask again, or answers differ by user."""
+    then: Then | None = None
+    """Called with the answer of a change after its transaction, also with the one of an earlier request."""
 
     @property
     def name(self) -> str:
@@ -102,17 +106,35 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
                 )
             if self.body is not None:
                 given["body"] = await body_of(request, self.body, _MAX_BODY)
+        if self.method == "POST":
+            return await self._change(board, request, user, given)
         if self.every:
             key = f"{user.role} {request.scope['path']}?{sorted(request.query_params.items())}"
             content = await board.shared(key, self.every, lambda: self._content(board, given))
         else:
             content = await self._content(board, given)
-        if self.method == "POST":
-            board.forget()
         return Response(content, media_type="application/json")
 
     async def _content(self, board: Board, given: Mapping[str, Any]) -> bytes:
         return msgspec.json.encode(await self.function(board, **given))
+
+    async def _change(self, board: Board, request: Request, user: User, given: Mapping[str, Any]) -> Response:
+        headers = {}
+        if (key := key_of(request)) is None:
+            made = await self.function(board, **given)
+            content = msgspec.json.encode(made)
+        else:
+            values = {name: value for name, value in given.items() if name != "user"}
+            digest = digest_of(self.method, self.path, values)
+            content, is_earlier = await answer_once(
+                board, user, key, digest, lambda bound: self.function(bound, **given)
+            )
+            made = msgspec.json.decode(content, type=self.answer)
+            headers = {"idempotency-replayed": "true"} if is_earlier else {}
+        if self.then is not None:
+            self.then(board, made)
+        board.forget()
+        return Response(content, headers=headers, media_type="application/json")
 
     def _of_path(self, request: Request) -> dict[str, Any]:
         try:
@@ -195,13 +217,21 @@ def get(path: str, *, summary: str, role: Role = "read", every: float = 0) -> Ca
     return _register("GET", path, summary, role, every)
 
 
-def post(path: str, *, summary: str, role: Role) -> Callable[[Function], Function]:
-    """Register a function that changes something."""
-    return _register("POST", path, summary, role, 0)
+def post(path: str, *, summary: str, role: Role, then: Then | None = None) -> Callable[[Function], Function]:
+    """Register a function that changes something by `board.client` and `board.change`.
+
+    They may be bound to a transaction. What has to follow its commit is in `then`, see `Endpoint.then`.
+    """
+    return _register("POST", path, summary, role, then=then)
 
 
 def _register(
-    method: Literal["GET", "POST"], path: str, summary: str, role: Role, every: float
+    method: Literal["GET", "POST"],
+    path: str,
+    summary: str,
+    role: Role,
+    every: float = 0,
+    then: Then | None = None,
 ) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
         types = get_type_hints(function)
@@ -224,6 +254,7 @@ def _register(
             answer=types["return"],
             takes_user=types.get("user") is User,
             every=every,
+            then=then,
         )
         return function
 

@@ -11,6 +11,7 @@ import msgspec
 from .. import __version__
 from . import api as api
 from .endpoints import Endpoint, endpoints
+from .idempotency import KEY_PATTERN
 from .problems import Problem
 
 __all__ = ["document"]
@@ -188,6 +189,16 @@ def _operation(one: Endpoint, schemas: Mapping[str, Any]) -> dict[str, Any]:
             }
         )
     if one.method == "POST":
+        parameters.append(
+            {
+                "name": "Idempotency-Key",
+                "in": "header",
+                "required": False,
+                "schema": {"type": "string", "pattern": KEY_PATTERN},
+                "description": "A request with the same key, path and body gets the answer of the first one for a day, "
+                "and changes nothing. Keys of other users are other keys.",
+            }
+        )
         parameters.append(
             {
                 "name": "X-CSRF-Token",

@@ -20,6 +20,8 @@ __all__ = ["Collector"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
 _outbox_log: Final = logging.getLogger("gen_durable.outbox")
+# For how long a change with an Idempotency-Key can be sent again; docs/reference/dashboard.md names it.
+_RETENTION_REQUESTS: Final = timedelta(days=1)
 
 
 class Collector(Service):
@@ -76,12 +78,18 @@ class Collector(Service):
             self._log_sweep()
         if deleted:
             self._telemetry.emit(GcSwept(count=deleted))
-        has_more_events = await self._database.run(collect.sweep_events(self._settings.retention_events))
-        has_more_audit = await self._database.run(collect.sweep_audit(self._settings.retention_audit))
-        has_more_batches = await self._database.run(collect.sweep_batches(self._settings.retention_audit))
-        has_more_rollups = await self._database.run(rollups.fold())
-        has_more_rollups = await self._database.run(rollups.sweep()) or has_more_rollups
-        if self._pages or has_more_events or has_more_audit or has_more_batches or has_more_rollups:
+        has_more = [
+            await self._database.run(plan)
+            for plan in (
+                collect.sweep_events(self._settings.retention_events),
+                collect.sweep_audit(self._settings.retention_audit),
+                collect.sweep_batches(self._settings.retention_audit),
+                collect.sweep_requests(_RETENTION_REQUESTS),
+                rollups.fold(),
+                rollups.sweep(),
+            )
+        ]
+        if self._pages or any(has_more):
             return timedelta(0)
         await self._walk()
         return self._settings.gc_interval

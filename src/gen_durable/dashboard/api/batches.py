@@ -31,6 +31,7 @@ __all__ = [
     "preview_batch",
     "row_of",
     "run_batch",
+    "run_started",
     "start_batch",
     "stop_batch",
 ]
@@ -205,7 +206,12 @@ async def batch(board: Board, id: int) -> BatchRow:
     return _hidden(row_of(await board.read(_verbs.get_batch(id))), board.redact)
 
 
-@post("/batches", role="operate", summary="Start a change of many instances")
+def run_started(board: Board, started: BatchRow) -> None:
+    """Run a batch that has been stored. One that has ended or runs already is left unchanged."""
+    board.batches.run(started.id)
+
+
+@post("/batches", role="operate", summary="Start a change of many instances", then=run_started)
 async def start_batch(board: Board, user: User, body: StartBody) -> BatchRow:
     """Start a batch. This process runs it; another one continues it if this one ends."""
     needed = _ROLES[body.verb]
@@ -230,9 +236,7 @@ async def start_batch(board: Board, user: User, body: StartBody) -> BatchRow:
     )
     where = {"where": body.q} if body.q is not None and body.q.strip() else {}
     try:
-        started = await board.client._database.run(  # noqa: SLF001 - a batch has the selection of the preview
-            _verbs.start_matching(change, None, where, body.ids, body.expected)
-        )
+        started = await board.change(_verbs.start_matching(change, None, where, body.ids, body.expected))
     except BatchCountError as error:
         raise ProblemError(
             409,
@@ -241,11 +245,10 @@ async def start_batch(board: Board, user: User, body: StartBody) -> BatchRow:
             "Check the new number, and confirm again.",
             {"expected": error.expected, "found": error.found},
         ) from None
-    board.batches.run(started.id)
     return row_of(started)
 
 
-@post("/batches/{id}/run", role="operate", summary="Continue a batch that no process runs")
+@post("/batches/{id}/run", role="operate", summary="Continue a batch that no process runs", then=run_started)
 async def run_batch(board: Board, user: User, id: int, body: Reason) -> BatchRow:
     """Run a batch in this process. If another process runs it, this one waits for it."""
     found = await board.read(_verbs.get_batch(id))
@@ -253,7 +256,6 @@ async def run_batch(board: Board, user: User, id: int, body: Reason) -> BatchRow
         raise ProblemError(403, "Your role does not allow this", f"{found.verb} needs {_ROLES[found.verb]}.")
     if not found.is_over:
         found = await board.change(_verbs.continue_batch(id, body.reason or None, user.name))
-        board.batches.run(id)
     return _hidden(row_of(found), board.redact)
 
 

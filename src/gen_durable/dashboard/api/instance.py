@@ -370,7 +370,10 @@ async def signal(board: Board, user: User, id: int, body: SignalBody) -> Changed
 @post("/instances/{id}/cancel", role="operate", summary="Cancel an instance")
 async def cancel(board: Board, user: User, id: int, body: CancelBody) -> Changed:
     """Cancel an instance."""
-    answer = await board.client.cancel(
+    # A cascade has a transaction per generation: parents and children in one would be locked in the wrong order. If the
+    # process dies before the answer is stored, a second request cancels what is left.
+    client = board.unbound if body.cascade else board.client
+    answer = await client.cancel(
         id,
         reason=body.reason or None,
         actor=user.name,

@@ -16,7 +16,7 @@ from ..access import User
 from ..board import Board
 from ..endpoints import Reason, get, post
 from ..live import topic
-from .batches import BatchRow, row_of
+from .batches import BatchRow, row_of, run_started
 
 __all__ = ["events", "outbox"]
 
@@ -142,9 +142,13 @@ async def replay(board: Board, user: User, body: ReplayBody) -> Replayed:
     return Replayed(count=count)
 
 
-@post("/outbox/replay-dead", role="operate", summary="Publish all dead letters again, or those of one sink")
+@post(
+    "/outbox/replay-dead",
+    role="operate",
+    summary="Publish all dead letters again, or those of one sink",
+    then=run_started,
+)
 async def replay_dead(board: Board, user: User, body: ReplayDeadBody) -> BatchRow:
     """Start a batch that replays dead letters, each once."""
     started = await board.client.start_replay(sink=body.sink, reason=body.reason or None, actor=user.name)
-    board.batches.run(started.id)
     return row_of(started)

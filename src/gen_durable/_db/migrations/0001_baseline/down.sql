@@ -5,6 +5,8 @@ drop function gen_durable.undo_error(jsonb, text, text);
 drop function gen_durable.crash_redirects(jsonb, jsonb, boolean, boolean, boolean);
 drop function gen_durable.redirects(jsonb, jsonb, boolean, boolean, gen_durable.durable_status);
 
+drop table gen_durable.answered_requests;
+
 drop function gen_durable.short_histogram(bigint[]);
 drop function gen_durable.add_histograms(int[], int[]);
 drop table gen_durable.backlog, gen_durable.machine_stats, gen_durable.step_stats;
