@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import httpx
 import pytest
+from playwright.async_api import expect
 
 from gen_durable import AsyncClient, Settings, Spec, Worker
 from gen_durable._db import requests
@@ -20,7 +21,7 @@ from gen_durable._db.pool import Database
 from gen_durable._db.sqlstates import DEADLOCK_DETECTED
 from gen_durable.dashboard import Dashboard, create_app
 from gen_durable.dashboard.endpoints import endpoints
-from tests.dashboard.conftest import TOKENS, http_as
+from tests.dashboard.conftest import TOKENS, LogIn, http_as
 from tests.dashboard.dying import KEY
 from tests.dashboard.machines import MACHINES, Checkout, Order, parcel
 from tests.dashboard.shop import Shop, shop
@@ -292,3 +293,57 @@ async def worker_with_children(client: AsyncClient, durable_dsn: str) -> int:
         order = await worker.insert(Checkout, Order(7), step="ship")
         await worker.wait(order, until="parked")
     return order.id
+
+
+# ---- Pages --------------------------------------------------------------------------------------------------------
+
+
+# The connection breaks once, after the server has made the change.
+LOSE_AN_ANSWER: Final = """() => {
+  const { fetch } = window;
+  window.fetch = async (url, options) => {
+    const answer = await fetch(url, options);
+    if (options.method !== "POST") return answer;
+    window.fetch = fetch;
+    throw new TypeError("lost");
+  };
+}"""
+
+
+@pytest.mark.usefixtures("registered")
+async def test_form_that_is_submitted_twice_inserts_once(log_in: LogIn, client: AsyncClient) -> None:
+    async with log_in("operate", path="/m/shop.parcel") as page:
+        machine = page.url
+        for count in (1, 2):
+            await page.get_by_role("button", name="Insert", exact=True).click()
+            await page.get_by_label("State").fill("7")
+            await page.locator("dialog form").evaluate("form => (form.requestSubmit(), form.requestSubmit())")
+            await page.wait_for_url("**/i/*")
+            await expect(page.locator("dialog")).to_have_count(0)
+            assert await client.count(parcel) == count
+            await page.goto(machine)
+
+
+@pytest.mark.usefixtures("registered")
+async def test_form_whose_answer_is_lost_is_sent_again(log_in: LogIn, client: AsyncClient) -> None:
+    async with log_in("operate", path="/m/shop.parcel") as page:
+        await page.get_by_role("button", name="Insert", exact=True).click()
+        await page.get_by_label("State").fill("7")
+        await page.evaluate(LOSE_AN_ANSWER)
+        submit = page.locator("dialog").get_by_role("button", name="Insert")
+        await submit.click()
+        await expect(page.locator("dialog").get_by_role("alert")).to_contain_text("does not answer")
+        assert await client.count(parcel) == 1
+        await submit.click()
+        await page.wait_for_url("**/i/1")
+        assert await client.count(parcel) == 1
+        await page.goto(page.url.replace("/i/1", "/instances"))
+        await page.get_by_label("Select 1").click()
+        await page.get_by_role("button", name="Cancel").click()
+        await page.evaluate(LOSE_AN_ANSWER)
+        submit = page.locator("dialog").get_by_role("button", name="Cancel instances")
+        await submit.click()
+        await expect(page.locator("dialog").get_by_role("alert")).to_contain_text("does not answer")
+        await submit.click()
+        await expect(page.locator(".toasts")).to_contain_text("Cancel: 1 cancelled")
+    assert [one.total for one in await client.batches()] == [1]

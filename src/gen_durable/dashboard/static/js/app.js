@@ -123,7 +123,7 @@ const Confirm = ({ title, what, verb, danger, preview, fields = [], asks = true,
   const [busy, setBusy] = useState(false);
   const [progress, report] = useState(null);
   const [turn, setTurn] = useState(0);
-  const own = useRef(dialog.value).current;
+  const own = useRef(dialog.value).current, key = useRef(crypto.getRandomValues(new Uint32Array(4)).join("-")).current;
   useEffect(() => {
     Promise.resolve(preview?.(values)).then(found => setSeen(typeof found === "object" ? found ?? {} : typeof found === "number" ? { count: found } : { text: found }), setProblem);
   }, [JSON.stringify(values), turn]);
@@ -134,14 +134,15 @@ const Confirm = ({ title, what, verb, danger, preview, fields = [], asks = true,
     setBusy(true);
     setProblem(null);
     try {
-      const text = await onYes(reason.trim(), values, report);
+      const text = await onYes(reason.trim(), values, report, key);
       leave();
       toast(...(Array.isArray(text) ? text : [typeof text === "string" ? text : `${title.replace(/\?$/, "")}: done`]));
     } catch (error) {
       setProblem(error);
       report(null);
       setBusy(false);
-      setTurn(turn + 1);
+      // After a lost answer the same request is sent again, so its preview stays.
+      if (error.status) setTurn(turn + 1);
     }
   };
   return html`<${Modal} title=${title} onClose=${shut}><form class="stack" onSubmit=${submit}>

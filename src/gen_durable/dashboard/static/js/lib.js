@@ -108,10 +108,11 @@ const exact = (key, value, context) =>
 export const parse = text => JSON.parse(text, /\d{16}/.test(text) ? exact : undefined);
 export const write = (value, indent) => JSON.stringify(value, (key, item) => (typeof item === "bigint" ? JSON.rawJSON(item) : item), indent);
 
-async function call(method, path, { params, body, signal: abort } = {}) {
+async function call(method, path, { params, body, key, signal: abort } = {}) {
   const query = new URLSearchParams(Object.entries(params ?? {}).filter(([, value]) => value != null && value !== ""));
   const headers = { accept: "application/json" };
   if (method !== "GET") Object.assign(headers, { "content-type": "application/json", "x-csrf-token": session.value?.csrf ?? "" });
+  if (key) headers["idempotency-key"] = key;
   let answer, text;
   try {
     answer = await fetch(href(`/api${path}`) + (query.size ? `?${query}` : ""),
@@ -134,8 +135,8 @@ async function call(method, path, { params, body, signal: abort } = {}) {
 
 export const api = {
   get: (path, options) => call("GET", path, options),
-  async post(path, body = {}) {
-    const answer = await call("POST", path, { body });
+  async post(path, body = {}, key) {
+    const answer = await call("POST", path, { body, key });
     changes.value++;
     return answer;
   },
@@ -367,5 +368,5 @@ export function toast(text, kind = "done", to) {
 export const dialog = signal(null);
 export const confirm = options => (dialog.value = options);
 const READ = { json: parse, number: text => (text === "" ? null : +text), seconds: text => (text ? `PT${text}S` : null) };
-export const change = (path, { body, fields = [], done, ...options }) => confirm({ ...options, fields, onYes: (reason, values, report) =>
-  api.post(path.call ? path(values) : path, { ...body, ...Object.fromEntries(fields.filter(one => !one.inPath).map(({ name, type }) => [name, READ[type] ? READ[type](values[name]) : values[name]])), reason }).then(answer => (done ? done(answer, report) : answer)) });
+export const change = (path, { body, fields = [], done, ...options }) => confirm({ ...options, fields, onYes: (reason, values, report, key) =>
+  api.post(path.call ? path(values) : path, { ...body, ...Object.fromEntries(fields.filter(one => !one.inPath).map(({ name, type }) => [name, READ[type] ? READ[type](values[name]) : values[name]])), reason }, key).then(answer => (done ? done(answer, report) : answer)) });

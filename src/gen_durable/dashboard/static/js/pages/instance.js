@@ -16,11 +16,11 @@ async function act({ instance }, { fields, body, path, reads_state, preview, ...
     const { count, descendants, text, effect } = await api.get("/batches/preview", { params: { ...preview, ...values } });
     return { count: count + descendants, text: `${text}. ${effect}` };
   };
-  confirm({ ...action, preview: preview && count, fields: fields.map(field => ({ ...field, value: given[field.name] ?? field.value })), onYes: async (reason, values) => {
+  confirm({ ...action, preview: preview && count, fields: fields.map(field => ({ ...field, value: given[field.name] ?? field.value })), onYes: async (reason, values, _, key) => {
     const sent = { ...body, reason };
     for (const { name, type } of fields) if (values[name] !== "" && (name !== "state" || values.state !== state.text)) sent[name] = type === "number" ? +values[name] : values[name];
     if (sent.expected_step_seq != null && state) sent.expected_step_seq = state.step_seq;
-    const { id, outcome, text } = await api.post(path, sent);
+    const { id, outcome, text } = await api.post(path, sent, key);
     if (outcome === "forked") go(`/i/${id}`);
     return text;
   } });

@@ -25,8 +25,8 @@ export function batch(verb, chosen, whom, onDone) {
       expected = found.count;
       return { count: expected + found.descendants, text: `${found.text}. ${found.effect}` };
     },
-    onYes: async (reason, values, report) => {
-      const answer = await follow(await api.post("/batches", { verb, ...chosen, expected, reason, ...values }), report);
+    onYes: async (reason, values, report, key) => {
+      const answer = await follow(await api.post("/batches", { verb, ...chosen, expected, reason, ...values }, key), report);
       onDone?.();
       return answer;
     },
