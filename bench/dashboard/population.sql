@@ -245,13 +245,13 @@ select path.fsm, interval_.bucket, interval_.worker, interval_.incarnation, 1, p
      from generate_series(0, 719) as n cross join generate_series(1, 4) as w) interval_
  cross join lateral (select greatest(path.n * interval_.times / 4, 1) as n) counted;
 insert into gen_durable.machine_stats
-       (fsm, bucket, worker, incarnation, n, started, done, failed, cancelled, retried, raised, stopped, run, wait)
-select coalesce(s.fsm, ''), s.bucket, s.worker, s.incarnation, sum(s.n), sum(s.started), coalesce(sum(s.n) filter (where s.outcome = 'done'), 0),
+       (fsm, bucket, worker, incarnation, version, n, started, done, failed, cancelled, retried, raised, stopped, run, wait)
+select coalesce(s.fsm, ''), s.bucket, s.worker, s.incarnation, coalesce(s.version, 0), sum(s.n), sum(s.started), coalesce(sum(s.n) filter (where s.outcome = 'done'), 0),
        coalesce(sum(s.n) filter (where s.outcome = 'stop'), 0), 0, coalesce(sum(s.n) filter (where s.outcome = 'retry'), 0),
        coalesce(sum(s.n) filter (where s.cause in ('error', 'exhausted')), 0), coalesce(sum(s.n) filter (where s.cause = 'stop'), 0),
        array[0, 0, 0, 0, 0, sum(s.n)::int / 4, sum(s.n)::int], array[0, 0, sum(s.n)::int]
   from gen_durable.step_stats s
- group by grouping sets ((s.fsm, s.bucket, s.worker, s.incarnation), (s.bucket, s.worker, s.incarnation));
+ group by grouping sets ((s.fsm, s.bucket, s.worker, s.incarnation, s.version), (s.bucket, s.worker, s.incarnation));
 insert into gen_durable.backlog (fsm, bucket, due, executing, waiting, is_kept)
 select machine.fsm, moment.bucket, 4000 + 500 * sin(extract(epoch from moment.bucket) / 900)::int, 60, 3000, moment.is_kept
   from (select m.fsm from gen_durable.machines m union all select '') machine

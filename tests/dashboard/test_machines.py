@@ -88,9 +88,9 @@ select 'shop.checkout', date_bin('10 s', now(), 'epoch') - interval '60 s', 'w1'
   from (values (1, 'reserve', 'await', '', 'ship', 9, 4), (1, 'reserve', 'stop', 'stop', '', 1, 0), (1, 'ship', 'retry', 'error', '', 2, 0),
                (1, 'ship', 'schedule_children', '', 'close', 6, 0), (1, 'ship', 'next', '', 'reserve', 2, 0), (1, 'close', 'done', '', '', 5, 0),
                (2, 'close', 'next', '', 'ship', 7, 6), (2, 'ship', 'next', '', 'close', 8, 0)) as row (version, step, outcome, cause, to_step, n, started);
-insert into gen_durable.machine_stats (fsm, bucket, worker, incarnation, n, started, done, failed, cancelled, retried, raised, stopped, run, wait)
-select fsm, date_bin('10 s', now(), 'epoch') - interval '60 s', 'w1', 1, 25, 10, 5, 1, 0, 2, 2, 1, '{0,9}', '{0,0,9}'
-  from unnest('{"",shop.checkout}'::text[]) as fsm;
+insert into gen_durable.machine_stats (fsm, bucket, worker, incarnation, version, n, started, done, failed, cancelled, retried, raised, stopped, run, wait)
+select fsm, date_bin('10 s', now(), 'epoch') - interval '60 s', 'w1', 1, version, n, started, 5, 1, 0, 2, 2, 1, '{0,9}', '{0,0,9}'
+  from (values ('', 0, 40, 10), ('shop.checkout', 1, 25, 4), ('shop.checkout', 2, 15, 6)) as row (fsm, version, n, started);
 """
 
 
@@ -118,9 +118,9 @@ async def test_rates_are_those_of_the_version(http: httpx.AsyncClient) -> None:
     }
     assert figures == {"reserve": (10, 0, 1), "ship": (10, 2, 0), "close": (5, 0, 0)}
     assert rates["steps"]["ship"]["p95"] is not None
-    assert (rates["total"]["started"], max(rates["series"]["done"])) == (10, 30)
+    assert (rates["total"]["executions"], rates["total"]["started"]) == (25, 4)
+    assert (max(rates["series"]["started"]), max(rates["series"]["done"])) == (24, 30)
     assert max(rates["history"]) == 60  # without the 8 of version 2
-    assert (rates["is_of_version"], rates["started"]) == (False, 4)
     assert sum(rates["steps"]["close"]["run"]) == 5
     unknown = await http.get("/api/machines/shop.checkout/rates?version=9")
     assert (unknown.status_code, unknown.json()["title"]) == (404, "This machine is not registered")
@@ -279,9 +279,8 @@ async def test_picture_shows_rates_and_shares(log_in: LogIn) -> None:
         for text in ("close60 % 6", "reserve20 % 2", "again20 % 2"):
             await expect(panel).to_contain_text(text)
         await expect(panel.get_by_role("img", name=re.compile("Executions of ship .* to 60"))).to_be_visible()
-        # The stored totals of a machine have no version, and another one executed too.
-        await expect(page.get_by_role("link", name="Failed 17 % 1 all versions")).to_have_attribute(
-            "href", "/instances?q=machine%3Ashop.checkout%20status%3Afailed%20ended%3A%3C15m"
+        await expect(page.get_by_role("link", name="Failed 17 % 1")).to_have_attribute(
+            "href", "/instances?q=machine%3Ashop.checkout%20version%3A1%20status%3Afailed%20ended%3A%3C15m"
         )
         await expect(page.get_by_role("link", name="v1 0 live")).to_have_attribute(
             "href", "/instances?q=machine%3Ashop.checkout%20version%3A1%20status%3Alive"

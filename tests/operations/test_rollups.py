@@ -24,6 +24,7 @@ from gen_durable import (
     Stop,
     UsageError,
     Worker,
+    _verbs,
     step,
 )
 from gen_durable._core.model import CommitEntry, Execution, Kind
@@ -70,9 +71,10 @@ def counted(
     number: int = 1,
     seconds: float = 0.003,
     is_stale: bool = False,
+    version: int = 1,
     **fields: Any,
 ) -> None:
-    execution = Execution(1, 1, "A", 1, "s", 0, 0, "{}", "q", number=number, due_at=100.0)
+    execution = Execution(1, 1, "A", version, "s", 0, 0, "{}", "q", number=number, due_at=100.0)
     one = InFlight.of(execution, timedelta(minutes=1))
     one.steps, one.seconds = 1, seconds
     entry = CommitEntry(execution=execution, kind=kind, **{"started": 1.0, "started_at": 100.5, **fields})
@@ -109,6 +111,29 @@ async def test_counts_are_written_by_step_outcome_and_next_step(db: Any, databas
         "n": 8, "started": 6, "done": 1, "failed": 1, "retried": 1, "raised": 2, "stopped": 0
     }  # fmt: skip
     assert dict(await db.fetchrow(TOTALS, "")) == dict(total)
+
+
+async def test_totals_are_kept_by_version(db: Any, database: Database) -> None:
+    counts = StepCounts()
+    # An undo step ends its instance with the outcome `undone`, so outcomes of steps do not tell how many failed.
+    counted(counts, "done", became="failed")
+    counted(counts, "done", became="done")
+    counted(counts, "done", became="done", version=2, number=2)
+    await written(counts, database)
+    found = []
+    for version in (1, 2, 3, None):
+        total = (await database.run(_verbs.rates("24h", "A", version))).total
+        found.append(
+            (total.executions, total.started, total.done, total.failed, total.run.count, total.wait.count)
+        )
+    assert found == [(2, 2, 1, 1, 2, 2), (1, 0, 1, 0, 1, 1), (0,) * 6, (3, 2, 2, 1, 3, 3)]
+    await db.execute(AGE.format("machine_stats"))
+    while await database.run(rollups.fold()):
+        pass
+    rows = await db.fetch(
+        "select fsm, version, n, done from gen_durable.machine_stats where worker = '' order by 1, 2"
+    )
+    assert [tuple(row) for row in rows] == [("", 0, 3, 2), ("A", 1, 2, 1), ("A", 2, 1, 1)]
 
 
 async def test_long_and_negative_durations_are_in_the_outer_buckets(db: Any, database: Database) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 from gen_durable._db import rollups
@@ -21,7 +22,7 @@ create temp table stamped on commit drop as
   select date_bin('10 s', now(), 'epoch') - n * interval '10 s', worker
     from generate_series(0, 719) n cross join unnest('{w1,w2}'::text[]) as worker;
 insert into gen_durable.machine_stats
-select fsm, bucket, worker, (worker <> '')::int, 9, 1, 1, 0, 0, 0, 0, 0, '{1,2,3,3}', '{0,0,1}'
+select fsm, bucket, worker, (worker <> '')::int, (fsm <> '')::int, 9, 1, 1, 0, 0, 0, 0, 0, '{1,2,3,3}', '{0,0,1}'
   from stamped cross join unnest('{"",Machine0,Machine1,Machine2}'::text[]) as fsm;
 insert into gen_durable.step_stats
 select fsm, bucket, worker, (worker <> '')::int, 1, step, 'next', '', 'next', 3, 1, '{1,2}', '{0,0,1}'
@@ -53,6 +54,11 @@ async def test_rates_are_read_by_primary_key(explainer: Explainer, wanted: TimeR
     of_one, explained = await explainer.run(rates(wanted, "Machine1"))
     assert of_one.total.executions == of_all.total.executions
     check(explained, {"machine_stats_pkey", "backlog_pkey"}, blocks)
+    of_version, explained = await explainer.run(rates(wanted, "Machine1", 1))
+    assert of_version.total == msgspec.structs.replace(of_one.total, at=of_version.total.at)
+    check(explained, {"machine_stats_pkey", "backlog_pkey"}, blocks)
+    of_another, _ = await explainer.run(rates(wanted, "Machine1", 2))
+    assert of_another.total.executions == 0
 
 
 @pytest.mark.parametrize(("wanted", "blocks"), [("15m", 700), ("7d", 4000)])

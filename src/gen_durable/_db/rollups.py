@@ -14,6 +14,7 @@ __all__ = [
     "INTERVAL",
     "StepKey",
     "Total",
+    "TotalKey",
     "backlog",
     "fold",
     "machines",
@@ -52,6 +53,13 @@ class StepKey(NamedTuple):
     to_step: str
 
 
+class TotalKey(NamedTuple):
+    """What a row of `machine_stats` of one worker and interval counts: a version of a machine, or all machines."""
+
+    fsm: str = ""
+    version: int = 0
+
+
 class Total(NamedTuple):
     """A row of `machine_stats` of one worker and interval."""
 
@@ -68,7 +76,7 @@ def write(
     worker: str,
     incarnation: int,
     step_counts: Mapping[tuple[int, StepKey], Sequence[int]],
-    totals: Mapping[tuple[int, str], Total],
+    totals: Mapping[tuple[int, TotalKey], Total],
 ) -> Plan[None]:
     """Write the counts of intervals, which begin at these seconds since 1970."""
     keys = [key for _, key in step_counts]
@@ -84,7 +92,8 @@ def write(
         causes=[key.cause for key in keys],
         to_steps=[key.to_step for key in keys],
         **_columns("step_", step_counts.values()),
-        fsms=[name for _, name in totals],
+        fsms=[key.fsm for _, key in totals],
+        fsm_versions=[key.version for _, key in totals],
         buckets=_moments(bucket for bucket, _ in totals),
         **_columns("", [row.counts for row in rows]),
         **{name: [row.figures[name] for row in rows] for name in FIGURES},
@@ -109,9 +118,9 @@ def write_backlog() -> Plan[None]:
     yield _SQL["write_backlog"](most=_MAX_COUNT)
 
 
-def series(fsm: str, period: timedelta, width: timedelta) -> Plan[Rows]:
-    """Read totals of one machine per `width`; of all machines if the name is empty."""
-    return (yield _SQL["series"](fsm=fsm, period=period, width=width))
+def series(fsm: str, period: timedelta, width: timedelta, version: int | None = None) -> Plan[Rows]:
+    """Read totals of one machine per `width`, of all its versions or one; of all machines if the name is empty."""
+    return (yield _SQL["series"](fsm=fsm, period=period, width=width, version=version))
 
 
 def machines(period: timedelta) -> Plan[Rows]:

@@ -13,13 +13,14 @@ with steps as (
   on conflict (fsm, bucket, worker, incarnation, version, step, outcome, cause, to_step) do update
      set n = excluded.n, started = excluded.started, run = excluded.run, wait = excluded.wait where excluded.n > s.n
 )
-insert into gen_durable.machine_stats as m (fsm, bucket, worker, incarnation, n, started, done, failed, cancelled, retried, raised, stopped, run, wait)
-select row.fsm, row.bucket, :worker::text, :incarnation::bigint, row.n, row.started, row.done, row.failed, row.cancelled, row.retried,
-       row.raised, row.stopped, row.run::int[], row.wait::int[]
-  from unnest(:fsms::text[], :buckets::timestamptz[], :ns::bigint[], :started::bigint[], :done::bigint[], :failed::bigint[],
-              :cancelled::bigint[], :retried::bigint[], :raised::bigint[], :stopped::bigint[], :runs::text[], :waits::text[])
-       as row (fsm, bucket, n, started, done, failed, cancelled, retried, raised, stopped, run, wait)
-on conflict (fsm, bucket, worker, incarnation) do update
+insert into gen_durable.machine_stats as m
+       (fsm, bucket, worker, incarnation, version, n, started, done, failed, cancelled, retried, raised, stopped, run, wait)
+select row.fsm, row.bucket, :worker::text, :incarnation::bigint, row.version, row.n, row.started, row.done, row.failed, row.cancelled,
+       row.retried, row.raised, row.stopped, row.run::int[], row.wait::int[]
+  from unnest(:fsms::text[], :fsm_versions::int[], :buckets::timestamptz[], :ns::bigint[], :started::bigint[], :done::bigint[],
+              :failed::bigint[], :cancelled::bigint[], :retried::bigint[], :raised::bigint[], :stopped::bigint[], :runs::text[], :waits::text[])
+       as row (fsm, version, bucket, n, started, done, failed, cancelled, retried, raised, stopped, run, wait)
+on conflict (fsm, bucket, worker, incarnation, version) do update
    set n = excluded.n, started = excluded.started, done = excluded.done, failed = excluded.failed, cancelled = excluded.cancelled,
        retried = excluded.retried, raised = excluded.raised, stopped = excluded.stopped, run = excluded.run, wait = excluded.wait
  where excluded.n > m.n
@@ -46,7 +47,7 @@ with page as materialized (
 select count(*) as count from page
 
 -- name: fold_machines
--- The same of the totals per machine.
+-- The same of the totals per version of a machine.
 with page as materialized (
   select m.ctid as place, m.* from gen_durable.machine_stats m
    where m.worker <> '' and m.bucket < statement_timestamp() - :age::interval
@@ -54,12 +55,13 @@ with page as materialized (
 ), deleted as (
   delete from gen_durable.machine_stats m using page where m.ctid = page.place
 ), folded as (
-  insert into gen_durable.machine_stats as m (fsm, bucket, worker, incarnation, n, started, done, failed, cancelled, retried, raised, stopped, run, wait)
-  select row.fsm, date_bin('5 min', row.bucket, 'epoch'), '', 0, sum(row.n), sum(row.started), sum(row.done), sum(row.failed),
+  insert into gen_durable.machine_stats as m
+         (fsm, bucket, worker, incarnation, version, n, started, done, failed, cancelled, retried, raised, stopped, run, wait)
+  select row.fsm, date_bin('5 min', row.bucket, 'epoch'), '', 0, row.version, sum(row.n), sum(row.started), sum(row.done), sum(row.failed),
          sum(row.cancelled), sum(row.retried), sum(row.raised), sum(row.stopped),
          gen_durable.short_histogram({run_sums}), gen_durable.short_histogram({wait_sums})
-    from page row group by 1, 2 order by 1, 2
-  on conflict (fsm, bucket, worker, incarnation) do update
+    from page row group by 1, 2, row.version order by 1, 2, row.version
+  on conflict (fsm, bucket, worker, incarnation, version) do update
      set n = m.n + excluded.n, started = m.started + excluded.started, done = m.done + excluded.done,
          failed = m.failed + excluded.failed, cancelled = m.cancelled + excluded.cancelled, retried = m.retried + excluded.retried,
          raised = m.raised + excluded.raised, stopped = m.stopped + excluded.stopped,
@@ -152,13 +154,14 @@ having sum(counted.due + counted.executing + counted.waiting) > 0
 on conflict (fsm, bucket) do nothing
 
 -- name: series
--- The totals of one machine, or with an empty name of all, per :width since :period ago.
+-- The totals of one machine (of one :version, or all), or with an empty name of all machines, per :width since :period ago.
 select date_bin(:width::interval, row.bucket, 'epoch') as at, sum(row.n)::bigint as executions, sum(row.started)::bigint as started,
        sum(row.done)::bigint as done, sum(row.failed)::bigint as failed, sum(row.cancelled)::bigint as cancelled,
        sum(row.retried)::bigint as retried, sum(row.raised)::bigint as raised, sum(row.stopped)::bigint as stopped,
        {run_sums}::bigint[] as run, {wait_sums}::bigint[] as wait
   from gen_durable.machine_stats row
- where row.fsm = :fsm::text and row.bucket >= date_bin(:width::interval, statement_timestamp() - :period::interval, 'epoch')
+ where row.fsm = :fsm::text and (:version::int is null or row.version = :version::int)
+   and row.bucket >= date_bin(:width::interval, statement_timestamp() - :period::interval, 'epoch')
  group by 1 order by 1
 
 -- name: machines

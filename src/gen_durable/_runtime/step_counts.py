@@ -92,9 +92,9 @@ class StepCounts:
         self._seen: dict[_RawKey, list[int]] = {}
         self._bucket = 0
         self._steps: dict[rollups.StepKey, list[int]] = {}
-        self._totals: dict[str, rollups.Total] = {}
+        self._totals: dict[rollups.TotalKey, rollups.Total] = {}
         self._unwritten_steps: dict[tuple[int, rollups.StepKey], list[int]] = {}
-        self._unwritten_totals: dict[tuple[int, str], rollups.Total] = {}
+        self._unwritten_totals: dict[tuple[int, rollups.TotalKey], rollups.Total] = {}
         self._has_failed = False
 
     def count(self, one: InFlight, entry: CommitEntry, became: str | None) -> None:
@@ -194,9 +194,9 @@ class StepCounts:
     def _add(self, bucket: int, key: _Key, added: list[int]) -> None:
         row = key.row()
         self._unwritten_steps[bucket, row] = _plus(self._steps.setdefault(row, [0] * _WIDTH), added)
-        for name in (row.fsm, ""):
+        for whole in (rollups.TotalKey(row.fsm, row.version), rollups.TotalKey()):
             total = self._totals.setdefault(
-                name, rollups.Total([0] * _WIDTH, dict.fromkeys(rollups.FIGURES, 0))
+                whole, rollups.Total([0] * _WIDTH, dict.fromkeys(rollups.FIGURES, 0))
             )
             _plus(total.counts, added)
             if key.became in ENDED:
@@ -205,7 +205,7 @@ class StepCounts:
                 total.figures["retried"] += added[0]
             if row.cause:
                 total.figures["stopped" if row.cause == "stop" else "raised"] += added[0]
-            self._unwritten_totals[bucket, name] = total
+            self._unwritten_totals[bucket, whole] = total
 
 
 def _bounded(raw: list[int]) -> list[int]:

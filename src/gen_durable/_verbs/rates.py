@@ -29,12 +29,15 @@ _RANGES: Final[Mapping[str, tuple[timedelta, timedelta]]] = {
 _FIGURES: Final = ("executions", "started", "done", "failed", "cancelled", "retried", "raised", "stopped")
 
 
-def rates(range_: TimeRange, machine: Insertable[Any, Any] | str | None) -> Plan[Rates]:
-    """Return what one machine, or all machines, have executed, per interval."""
+def rates(
+    range_: TimeRange, machine: Insertable[Any, Any] | str | None, version: int | None = None
+) -> Plan[Rates]:
+    """Return what one machine, or all machines, have executed, per interval. `version`: only of this one."""
     period, width = _range(range_)
     name = None if machine is None else machine_name(machine)
     at = yield from now()
-    points = [_point(row, row["at"]) for row in (yield from rollups.series(name or "", period, width))]
+    rows = yield from rollups.series(name or "", period, width, version)
+    points = [_point(row, row["at"]) for row in rows]
     backlog = yield from rollups.backlog(name or "", period, width)
     machines = () if name is not None else (yield from rollups.machines(period))
     return Rates(

@@ -58,7 +58,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine executed per minute, in each interval; the oldest first."""
+    """What was executed per minute, in each interval; the oldest first."""
 
     started: Sequence[float]
     done: Sequence[float]
@@ -66,22 +66,15 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine has executed in a range of time."""
+    """What a version of a machine has executed in a range of time."""
 
     at: datetime
     period: timedelta
     total: RatePoint
-    """Of all versions: the stored totals of a machine have no version."""
     series: Series
-    """Of all versions."""
-    is_of_version: bool
-    """Whether no other version executed anything in this time, so that `total` and `series` are of this one."""
-    started: int
-    """Instances of the version whose first execution ended."""
     steps: Mapping[str, StepFigures]
-    """Of the version."""
     flow: Mapping[str, Flow]
-    """Transitions of the version, by edge: `source>target`; the most frequent first."""
+    """Transitions by edge: `source>target`; the most frequent first."""
     history: Sequence[float]
     """Executions of the given step per minute; empty without a step."""
 
@@ -98,7 +91,7 @@ async def machine_rates(
 
 
 def _rates(name: str, range_: TimeRange, one: StoredGraph, step: str) -> Plan[MachineFigures]:
-    total = yield from _verbs.rates(range_, name)
+    total = yield from _verbs.rates(range_, name, one.version)
     by_step = yield from _verbs.step_rates(name, range_, one.version)
     edges = [edge for edge in by_step.edges if edge.version == one.version]
     graph = None if one.graph is None else graph_of(one.graph)
@@ -119,8 +112,6 @@ def _rates(name: str, range_: TimeRange, one: StoredGraph, step: str) -> Plan[Ma
         at=total.at,
         period=by_step.period,
         total=total.total,
-        is_of_version=len(edges) == len(by_step.edges),
-        started=started,
         series=Series(
             started=per_minute(total, shown, {point.at: point.started for point in total.points}),
             done=per_minute(total, shown, {point.at: point.done for point in total.points}),

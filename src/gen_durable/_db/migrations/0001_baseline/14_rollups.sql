@@ -26,12 +26,13 @@ create table gen_durable.step_stats (
 create index step_stats_unfolded on gen_durable.step_stats (bucket) where worker <> '';
 create index step_stats_folded on gen_durable.step_stats (bucket) where worker = '';
 
--- The same per machine, and with an empty fsm of all machines.
+-- The same per version of a machine, and with an empty fsm and version 0 of all machines.
 create table gen_durable.machine_stats (
   fsm          text collate "C" not null,
   bucket       timestamptz not null,
   worker       text not null,
   incarnation  bigint not null,
+  version      int not null default 0,
   n            bigint not null,
   started      bigint not null,
   done         bigint not null,                           -- instances that ended by an execution, by status
@@ -42,7 +43,7 @@ create table gen_durable.machine_stats (
   stopped      bigint not null,                           -- ... or because the code said so
   run          int[] not null,
   wait         int[] not null,
-  primary key (fsm, bucket, worker, incarnation)
+  primary key (fsm, bucket, worker, incarnation, version)
 ) with (fillfactor = 70);
 
 create index machine_stats_unfolded on gen_durable.machine_stats (bucket) where worker <> '';

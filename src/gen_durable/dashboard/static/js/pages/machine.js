@@ -24,7 +24,7 @@ const NOTES = {
 function describe(drawing, steps, rates, by) {
   const per = n => rates && rate(n / rates.period), into = id => sum(rates.flow, (one, key) => key.endsWith(`>${id}`) && one.count);
   return Object.fromEntries(drawing.nodes.map(({ id, kind, name, tabs }) => {
-    if (kind === "start") return [id, { right: per(rates?.started) }];
+    if (kind === "start") return [id, { right: per(rates?.total.started) }];
     const n = rates && into(id);
     if (ENDS[id]) return [id, { right: n && per(n), label: `${name}: ${rates ? `${num(n)} in ${dur(rates.period)}; ` : ""}list them` }];
     const here = steps[id] ?? NONE, step = rates?.steps[id];
@@ -107,16 +107,15 @@ const Versions = ({ machine, live, mine }) => {
   return html`<${Menu} label="Version" icon="down" items=${machine.versions.map(({ version, workers }) => ({ text: `${text(version)} · ${count(live[version] ?? 0)} live · ${workers ? plural(workers, "worker") : "no worker"}`, onPick: () => setQuery({ version: version === machine.versions[0].version ? null : version, step: null }, { push: true }) }))}>${text(machine.version)} · ${count(live[machine.version] ?? 0)} live<//>`;
 };
 
-const Strip = ({ machine, steps, rates, range, known, mine }) => {
-  const of = (...states) => sum(steps, one => sum(states, state => one.counts[state])), list = q => search(`${mine} ${q}`), isOwn = !rates || rates.is_of_version,
-    all = isOwn ? "" : "all versions", ofAll = q => search(`${isOwn ? mine : term("machine", machine.name)} ${q}`), oldest = highest(Object.values(steps).map(one => seconds(one.waiting)));
+const Strip = ({ steps, rates, range, known, mine }) => {
+  const of = (...states) => sum(steps, one => sum(states, state => one.counts[state])), list = q => search(`${mine} ${q}`), oldest = highest(Object.values(steps).map(one => seconds(one.waiting)));
   const shown = n => (known ? count(n) : "–"), { total, period, series } = rates ?? {}, ended = rates && total.done + total.failed + total.cancelled, retrying = of("retrying");
-  const rated = (label, name, kind, q) => html`<${Figure} label=${label} value=${rate(rates && total[name] / period)} spark=${series && html`<${Spark} values=${series[name]} kind=${kind} label=${`${label} per minute`} />`} note=${all} to=${ofAll(q)} />`;
+  const rated = (label, name, kind, q) => html`<${Figure} label=${label} value=${rate(rates && total[name] / period)} spark=${series && html`<${Spark} values=${series[name]} kind=${kind} label=${`${label} per minute`} />`} to=${list(q)} />`;
   return html`<div class="figures slim">${rated("Started", "started", "due", `age:<${range}`)}${rated("Done", "done", "done", `status:done ended:<${range}`)}
-    <${Figure} label="Failed" value=${pct(rates ? ended && total.failed / ended : null)} unit=${rates && num(total.failed)} kind=${total?.failed ? "fail" : undefined} spark=${series && html`<${Spark} values=${series.failed} kind="fail" label="Failed per minute" />`} note=${all} to=${ofAll(`status:failed ended:<${range}`)} />
+    <${Figure} label="Failed" value=${pct(rates ? ended && total.failed / ended : null)} unit=${rates && num(total.failed)} kind=${total?.failed ? "fail" : undefined} spark=${series && html`<${Spark} values=${series.failed} kind="fail" label="Failed per minute" />`} to=${list(`status:failed ended:<${range}`)} />
     <${Figure} label="Running, due" value=${shown(of("executing"))} unit=${known && `${count(of("due"))} due`} note=${retrying > 0 && html`<b class="c-retry">${count(retrying)}</b> between attempts`} to=${list("status:executing,due,retrying")} />
     <${Figure} label="Waiting" value=${shown(of("awaiting_signal", "awaiting_children"))} note=${oldest > 0 && `the oldest for ${dur(oldest)}`} to=${list("status:waiting")} />
-    <${Figure} label="Queue wait" value=${dur(total?.wait.p50)} unit="p50" note=${total && `p95 ${dur(total.wait.p95)} ${all}`} to="/queues" /></div>`;
+    <${Figure} label="Queue wait" value=${dur(total?.wait.p50)} unit="p50" note=${total && `p95 ${dur(total.wait.p95)}`} to="/queues" /></div>`;
 };
 
 const Machine = ({ machine, query }) => {
@@ -133,7 +132,7 @@ const Machine = ({ machine, query }) => {
       ${!machine.versions.find(one => one.version === version).workers && html`<span class="chip c-retry">no live worker</span>`}
       <${Button} icon="instances" to=${search(mine)}>Instances<//><${RetryFailed} q=${`${mine} status:failed`} n=${sum(steps, one => one.counts.failed)} where=${`${name} v${version}`} />
       <${Button} icon=${insert.icon} need=${insert.need} onClick=${() => change(insert.path, { ...insert, done: ({ id, text }) => (go(`/i/${id}`), text) })}>${insert.text}<//><//>
-    <${Strip} known=${now} mine=${mine} machine=${machine} steps=${steps} rates=${rates} range=${range} />
+    <${Strip} known=${now} mine=${mine} steps=${steps} rates=${rates} range=${range} />
     <div class="split"><${Panel} flush>${picture
       ? html`<${Graph} layout=${picture} nodes=${describe(picture.down, steps, rates, by)} edges=${traffic(picture.down, rates)} selected=${node?.id} onSelect=${id => (id ? pick(id) : setQuery({ step: null }))} legend label=${`Picture of ${name}`} flow=${flow} over=${2000}
           tools=${html`<${Segment} label="Colour" items=${MODES} value=${by} onPick=${id => setQuery({ by: id === "flow" ? null : id })} />`} />`
