@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
+from axe_playwright_python.base import AXE_SCRIPT
 from playwright.async_api import expect
 
-from gen_durable import AsyncClient, Worker
+from gen_durable import AsyncClient, Duplicate, RateLimit, Worker
 from gen_durable._graph.model import Edge, Graph, Node
 from gen_durable._graph.picture import Tab
 from gen_durable.dashboard.api.machine_now import placed
@@ -20,7 +21,8 @@ from gen_durable.dashboard.api.machine_rates import transitions, unread
 from gen_durable.rates import EdgeRates
 from gen_durable.stats import Awaited, CensusGroup, CensusState
 from tests.dashboard.conftest import LogIn, http_as, shot
-from tests.dashboard.machines import MACHINES, XSS, Checkout, Order, Payment, fragile
+from tests.dashboard.machines import MACHINES, XSS, Checkout, Order, Payment, fragile, parcel
+from tests.dashboard.test_every_page import FOUND
 from tests.support.settings import FAST
 
 
@@ -218,6 +220,51 @@ async def test_insert_checks_the_state(http: httpx.AsyncClient, worker: Worker, 
     assert (unknown.status_code, unknown.json()["title"]) == (422, "The request is not valid")
 
 
+LONG = "k" * 1025
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"state": {"number": "x"}}, "state"),
+        ({"step": "nowhere"}, "step"),
+        ({"queue": "q" * 256}, "queue"),
+        ({"priority": 2**15}, "priority"),
+        ({"priority": "high"}, "priority"),
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"weight": 0}, "weight"),
+        ({"weight": 2}, "weight"),
+        ({"rate_limit": "crm", "weight": 99}, "weight"),
+        ({"rate_limit": "unknown"}, "rate_limit"),
+        ({"delay": "PT-1S"}, "delay"),
+        ({"delay": "-PT1S"}, "delay"),
+        ({"eligible_at": "2026-01-01T09:00"}, "eligible_at"),
+        ({"eligible_at": "tomorrow"}, "eligible_at"),
+        ({"delay": "PT1S", "eligible_at": "2030-01-01T09:00:00Z"}, "delay"),
+        ({"correlation_key": LONG}, "correlation_key"),
+        ({"unique_key": LONG}, "unique_key"),
+        ({"unique_key": "a", "idempotency_key": "b"}, "unique_key"),
+        ({"idempotency_key": LONG}, "idempotency_key"),
+        ({"correlation_key": "of parcel"}, "correlation_key"),
+        ({"unique_key": "of parcel"}, "unique_key"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_refused_insert_names_its_field(
+    http: httpx.AsyncClient, worker: Worker, options: dict[str, Any], field: str
+) -> None:
+    await worker.insert(
+        parcel, 1, correlation_key="of parcel", unique_key="of parcel", schedule_in=timedelta(days=1)
+    )
+    await worker.set_limit(RateLimit("crm", 2, burst=2))
+    answer = await http.post("/api/machines/shop.checkout/instances", json={"state": {"number": 1}} | options)
+    assert (answer.status_code in (409, 422), answer.json().get("facts", {}).get("field")) == (True, field), (
+        answer.text
+    )
+    assert answer.json()["detail"]
+    assert await worker.count(Checkout) == 0
+
+
 async def test_reader_cannot_insert(dashboard: object, worker: Worker) -> None:
     async with http_as(dashboard, "read") as http:  # type: ignore[arg-type]
         answer = await http.post("/api/machines/shop.checkout/instances", json={"state": {"number": 1}})
@@ -390,6 +437,58 @@ async def test_instance_is_inserted_on_the_page(log_in: LogIn, client: AsyncClie
         await expect(page).to_have_url(re.compile("/i/"))
     [found] = await client.list(Checkout)
     assert found.state.number == 3
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_insert_has_all_options(
+    log_in: LogIn, client: AsyncClient, worker: Worker, scheme: str
+) -> None:
+    async with log_in(
+        "operate",
+        path="/m/shop.checkout",
+        fails=(422,),
+        width=400,
+        color_scheme=scheme,
+        timezone_id="Asia/Tokyo",
+    ) as page:
+        await page.get_by_role("button", name="Insert").click()
+        dialog = page.get_by_role("dialog")
+        await expect(dialog.locator("[name=step]")).to_be_hidden()
+        options = dialog.get_by_text("More options")
+        await options.focus()
+        await page.keyboard.press("Enter")
+        await dialog.locator("[name=step]").select_option("ship")
+        await dialog.get_by_label("Attempts").fill("0")
+        await options.click()
+        await dialog.get_by_role("button", name="Insert").click()
+        # The browser refuses it, and shows where.
+        await expect(dialog.get_by_label("Attempts")).to_be_focused()
+        await dialog.get_by_label("Attempts").fill("5")
+        await dialog.get_by_label("Weight").fill("2")
+        await options.click()
+        await dialog.get_by_role("button", name="Insert").click()
+        weight = dialog.get_by_label("Weight")
+        await expect(weight).to_have_attribute("aria-invalid", "true")
+        await expect(weight).to_be_focused()
+        await expect(dialog.locator("label", has=page.locator("[name=weight]"))).to_contain_text(
+            "weight is given without rate_limit"
+        )
+        await shot(page, f"insert-{scheme}")
+        await page.evaluate(AXE_SCRIPT)
+        assert await page.evaluate(FOUND, ["dialog[open]", None]) == []
+        assert await dialog.locator("[aria-invalid]").count() == 1
+        assert await dialog.evaluate("one => one.scrollWidth <= one.clientWidth")
+        await weight.fill("")
+        await dialog.get_by_label("Queue").fill("slow")
+        await dialog.get_by_label("Priority").fill("-7")
+        await dialog.get_by_label("Or not before").fill("2030-02-03T09:30")
+        await dialog.get_by_label("Idempotency key").fill("import 7")
+        await dialog.get_by_role("button", name="Insert").click()
+        await expect(page).to_have_url(re.compile("/i/"))
+    [found] = await client.list(Checkout)
+    assert (found.step, found.queue, found.priority) == ("ship", "slow", -7)
+    assert found.eligible_at == datetime(2030, 2, 3, 0, 30, tzinfo=UTC)
+    assert isinstance(await client.insert(Checkout, Order(1), idempotency_key="import 7"), Duplicate)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -37,6 +37,7 @@ Then: TypeAlias = Callable[[Board, Any], object]
 
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?", re.DOTALL)
+_FIELD: Final = re.compile(r" - at `\$\.(\w+)`")
 _MAX_BODY: Final = 4 * 2**20
 _BODY_SECONDS: Final = 30.0
 
@@ -195,7 +196,10 @@ async def body_of(request: Request, kind: type[StructT], most: int) -> StructT:
     try:
         return msgspec.json.decode(bytes(body) or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProblemError(422, "The body is not valid", _described(str(error), kind)) from None
+        text = str(error)
+        field = _FIELD.search(text)
+        facts = {"field": field[1]} if field and not _UNKNOWN_FIELD.fullmatch(text) else {}
+        raise ProblemError(422, "The body is not valid", _described(text, kind), facts=facts) from None
 
 
 def _described(error: str, kind: type[msgspec.Struct]) -> str:

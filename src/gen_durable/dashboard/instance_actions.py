@@ -20,7 +20,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     label: str
-    type: Literal["text", "json", "checkbox", "number", "seconds"] = "text"
+    type: Literal["text", "json", "checkbox", "number", "seconds", "datetime-local"] = "text"
     value: str | bool | int = ""
     hint: str | None = None
     options: tuple[tuple[str, str], ...] | None = None
@@ -28,6 +28,10 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     sets: Mapping[str, Mapping[str, str]] | None = None
     """By value: what other fields get when it is chosen."""
     required: bool = False
+    min: int | None = None
+    max: int | None = None
+    is_advanced: bool = False
+    """Whether it is in a part of the form that is closed at first."""
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):

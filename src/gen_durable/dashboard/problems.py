@@ -19,10 +19,11 @@ from ..errors import (
     NoScheduleError,
     NoTargetError,
     SearchError,
+    UnknownStepError,
     UsageError,
 )
 
-__all__ = ["FAILED", "Problem", "ProblemError", "answer", "problem_of"]
+__all__ = ["FAILED", "Problem", "ProblemError", "answer", "at_field", "problem_of"]
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,7 +36,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What to do about it."""
     type: str = "about:blank"
     facts: dict[str, Any] = {}
-    """The values of `detail`, for programs."""
+    """The values of `detail`, for programs. `field`: the one of the body that is wrong, if that is known."""
 
 
 FAILED: Final = Problem(status=500, title="The dashboard failed", fix="The log of its process has the error.")
@@ -81,9 +82,27 @@ def problem_of(error: Exception) -> Problem | None:
                     return Problem(
                         status=status, title=title, detail=error.problem, fix=error.advice, facts=facts
                     )
-                return Problem(status=status, title=title, detail=str(error))
-        return Problem(status=409, title="The change was refused", detail=str(error))
+                return Problem(status=status, title=title, detail=str(error), facts=_field_of(error))
+        return Problem(status=409, title="The change was refused", detail=str(error), facts=_field_of(error))
     return None
+
+
+def at_field(error: GenDurableError, field: str | None) -> Exception:
+    """Return an error as a problem of this field of the body; the same error if the field is not known."""
+    problem = problem_of(error)
+    if problem is None or field is None:
+        return error
+    facts = {**problem.facts, "field": field}
+    return ProblemError(problem.status, problem.title, problem.detail, problem.fix, facts)
+
+
+def _field_of(error: GenDurableError) -> dict[str, Any]:
+    match error:
+        case UnknownStepError():
+            return {"field": "step"}
+        case CodecError(what=what):
+            return {"field": "payload" if "payload" in what else "state"}
+    return {}
 
 
 def _of_statement(error: StatementError) -> Problem | None:

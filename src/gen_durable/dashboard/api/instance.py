@@ -482,4 +482,6 @@ def _decoded(text: str, what: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ProblemError(422, "This is not JSON", f"{what}: {error}") from None
+        raise ProblemError(
+            422, "This is not JSON", f"{what}: {error}", facts={"field": what.removeprefix("the ")}
+        ) from None

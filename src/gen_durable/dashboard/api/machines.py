@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any
@@ -10,10 +11,12 @@ from urllib.parse import quote
 import msgspec
 
 from ... import _verbs
+from ..._checks import checked_delay, checked_moment
 from ..._db.insert_by_name import NamedInsert
 from ..._db.machines import RegisteredMachine, StoredGraph
 from ..._db.plan import Plan
 from ..._graph.drawing import Drawing
+from ...errors import GenDurableError, KeyTakenError, LimitError, UsageError
 from ...stats import CensusState
 from ..access import User
 from ..board import Board
@@ -21,6 +24,7 @@ from ..endpoints import Reason, get, post
 from ..instance_actions import Action, Field, example
 from ..live import topic
 from ..pictures import Picture, graph_of, picture_of, small_picture_of
+from ..problems import at_field
 from ..redaction import without_defaults
 from .machine_rates import chosen, unread
 
@@ -213,9 +217,7 @@ def _insert_of(one: StoredGraph, facts: RegisteredMachine) -> Action:
             )
             for name in facts.computed
         ),
-        Field(name="queue", label="Queue", hint=f"Empty: {one.queue}."),
-        Field(name="priority", label="Priority", type="number", hint="Smaller numbers run earlier."),
-        Field(name="delay", label="Delay in seconds", type="seconds"),
+        *_advanced(one, facts),
     ]
     return Action(
         text="Insert",
@@ -231,26 +233,110 @@ def _insert_of(one: StoredGraph, facts: RegisteredMachine) -> Action:
     )
 
 
+def _advanced(one: StoredGraph, facts: RegisteredMachine) -> list[Field]:
+    """The options of an insert that are seldom given."""
+    steps = tuple((step, step) for step in facts.steps or ())
+    hint = "Empty: the initial step of the machine."
+    fields = [
+        Field(
+            name="step",
+            label="First step",
+            hint=None if steps else hint,
+            options=(("", "initial step"), *steps),
+        )
+        if steps
+        else Field(name="step", label="First step", hint=hint),
+        Field(name="queue", label="Queue", hint=f"Empty: {one.queue}."),
+        Field(
+            name="priority",
+            label="Priority",
+            type="number",
+            min=-(2**15),
+            max=2**15 - 1,
+            hint="Smaller numbers run earlier.",
+        ),
+        Field(name="delay", label="Delay in seconds", type="seconds", min=0),
+        Field(
+            name="eligible_at",
+            label="Or not before",
+            type="datetime-local",
+            hint="In the time zone of this browser.",
+        ),
+        Field(
+            name="max_attempts",
+            label="Attempts",
+            type="number",
+            min=1,
+            max=2**31 - 1,
+            hint="At each step. Empty: as the machine or its retry policy says.",
+        ),
+        Field(
+            name="weight",
+            label="Weight",
+            type="number",
+            min=1,
+            max=2**31 - 1,
+            hint="Tokens of the rate limit that the first step takes. Empty: 1.",
+        ),
+        Field(
+            name="idempotency_key",
+            label="Idempotency key",
+            hint="Instead of a unique key: a second insert returns the first instance, also after that has ended.",
+        ),
+    ]
+    return [msgspec.structs.replace(field, is_advanced=True) for field in fields]
+
+
 @post("/machines/{name}/instances", role="operate", summary="Insert an instance")
 async def insert(board: Board, user: User, name: str, body: Insert) -> Inserted:
     """Insert an instance. The state is checked against the schema that a worker has registered."""
-    new = NamedInsert(
-        fsm=name,
-        state=msgspec.json.encode(body.state).decode(),
-        version=body.version,
-        queue=body.queue or None,
-        correlation_key=body.correlation_key or None,
-        unique_key=body.unique_key or None,
-        concurrency_key=body.concurrency_key,
-        rate_limit=body.rate_limit,
-        step=body.step or None,
-        priority=body.priority,
-        idempotency_key=body.idempotency_key or None,
-        weight=body.weight,
-        max_attempts=body.max_attempts,
-        delay=body.delay,
-        eligible_at=body.eligible_at,
-    )
-    made = await board.change(_verbs.insert_named(new, body.reason or None, user.name))
+    try:
+        new = NamedInsert(
+            fsm=name,
+            state=msgspec.json.encode(body.state).decode(),
+            version=body.version,
+            queue=body.queue or None,
+            correlation_key=body.correlation_key or None,
+            unique_key=body.unique_key or None,
+            concurrency_key=body.concurrency_key,
+            rate_limit=body.rate_limit,
+            step=body.step or None,
+            priority=body.priority,
+            idempotency_key=body.idempotency_key or None,
+            weight=body.weight,
+            max_attempts=body.max_attempts,
+            **_times(body),
+        )
+        made = await board.change(_verbs.insert_named(new, body.reason or None, user.name))
+    except (UsageError, KeyTakenError, LimitError) as error:
+        raise at_field(error, _field_of(error, body)) from error
     text = "is inserted" if made.inserted else "has this key; nothing was inserted"
     return Inserted(id=made.id, is_new=made.inserted, status=made.status, text=f"Instance {made.id} {text}")
+
+
+def _times(body: Insert) -> dict[str, Any]:
+    if body.delay is not None and body.eligible_at is not None:
+        raise UsageError("delay and eligible_at are both given", "give one of them")
+    return {
+        "delay": None if body.delay is None else checked_delay(body.delay, "delay"),
+        "eligible_at": None if body.eligible_at is None else checked_moment(body.eligible_at, "eligible_at"),
+    }
+
+
+def _field_of(error: GenDurableError, body: Insert) -> str | None:
+    """Return the field of an insert that an error is about. Texts of errors begin with it."""
+    match error:
+        case LimitError():
+            return "weight"
+        case KeyTakenError(key=body.correlation_key):
+            return "correlation_key"
+        case KeyTakenError():
+            return "unique_key" if body.unique_key else "idempotency_key"
+        case UsageError(problem=problem):
+            words = re.findall(
+                r"\w+", (problem.partition(": ")[2] or problem).replace("rate limit", "rate_limit")
+            )
+            found = next((word for word in words if word in Insert.__struct_fields__), None)
+            # Both are stored as the unique key.
+            return "idempotency_key" if found == "unique_key" and not body.unique_key else found
+    return None

@@ -99,12 +99,12 @@ const View = ({ page, name }) => {
 };
 
 // Dialogs
-const Field = ({ field: { name, label, type = "text", hint, options, required, rows }, value, onInput, autofocus }) => {
-  const props = { name, value, required, autofocus, onInput: event => onInput(type === "checkbox" ? event.target.checked : event.target.value), autocomplete: "off" };
+const Field = ({ field: { name, label, type = "text", hint, options, required, rows, min, max }, value, onInput, autofocus, error }) => {
+  const props = { name, value, required, autofocus, min, max, "aria-invalid": error ? "true" : null, onInput: event => onInput(type === "checkbox" ? event.target.checked : event.target.value), autocomplete: "off" };
   const control = options ? html`<select ...${props}>${options.map(([id, text]) => html`<option value=${id} selected=${id === value}>${text}</option>`)}</select>`
     : type === "json" || rows ? html`<textarea ...${props} rows=${rows ?? 6} spellcheck=${false} class=${type === "json" && "mono"} />`
-      : html`<input ...${props} type=${type} checked=${type === "checkbox" ? value : undefined} />`;
-  return html`<label class=${type === "checkbox" ? "field check" : "field"}><span>${label}</span>${control}${hint && html`<small>${hint}</small>`}</label>`;
+      : html`<input ...${props} type=${type === "seconds" ? "number" : type} step=${type === "number" ? 1 : "any"} checked=${type === "checkbox" ? value : undefined} />`;
+  return html`<label class=${type === "checkbox" ? "field check" : "field"}><span>${label}</span>${control}${hint && html`<small>${hint}</small>`}${error && html`<small class="c-fail">${error}</small>`}</label>`;
 };
 
 const typed = (values, fields) => Object.fromEntries(fields.map(({ name, type }) => {
@@ -128,6 +128,10 @@ const Confirm = ({ title, what, verb, danger, preview, fields = [], asks = true,
     Promise.resolve(preview?.(values)).then(found => setSeen(typeof found === "object" ? found ?? {} : typeof found === "number" ? { count: found } : { text: found }), setProblem);
   }, [JSON.stringify(values), turn]);
   const leave = () => dialog.value === own && (dialog.value = null);
+  // The field that the server has refused.
+  const wrong = problem?.facts?.field, rest = fields.filter(one => one.is_advanced);
+  useEffect(() => document.querySelector("dialog [aria-invalid]")?.focus(), [problem]);
+  const draw = field => html`<${Field} key=${field.name} field=${field} autofocus=${field === fields[0]} error=${field.name === wrong && problem.message} value=${values[field.name]} onInput=${value => setValues({ ...values, ...field.sets?.[value], [field.name]: value })} />`;
   const shut = () => (busy && !progress?.to) || leave();
   const submit = async event => {
     event.preventDefault();
@@ -148,7 +152,8 @@ const Confirm = ({ title, what, verb, danger, preview, fields = [], asks = true,
   return html`<${Modal} title=${title} onClose=${shut}><form class="stack" onSubmit=${submit}>
     ${what && html`<p class="soft">${what}</p>`}
     ${preview && html`<p class="preview" role="status">${!seen ? "Counting …" : seen.count != null ? html`<b>${count(seen.count)}</b> instance${seen.count === 1 ? "" : "s"} ${seen.text}` : seen.text}</p>`}
-    ${fields.map((field, i) => html`<${Field} key=${field.name} field=${field} autofocus=${i === 0} value=${values[field.name]} onInput=${value => setValues({ ...values, ...field.sets?.[value], [field.name]: value })} />`)}
+    ${fields.filter(one => !one.is_advanced).map(draw)}
+    ${rest[0] && html`<details open=${rest.some(one => one.name === wrong)} onInvalidCapture=${event => (event.currentTarget.open = true)}><summary>More options</summary>${rest.map(draw)}</details>`}
     ${differs && write(old) !== write(next) && html`<section aria-label="Changes"><${Diff} before=${old} after=${next} /></section>`}
     ${asks && html`<${Field} field=${{ name: "reason", label: "Reason", hint: isOff ? "Not recorded: the audit level is off." : "Recorded in the audit log." }} value=${reason} onInput=${setReason} autofocus=${!fields.length} />`}
     <div class="foot">${progress && html`<div class="progress"><progress value=${progress.done} max=${progress.total || 1} aria-label="Progress" /><span role="status">${progress.text ?? `${num(progress.done)} of ${num(progress.total)}`}</span>

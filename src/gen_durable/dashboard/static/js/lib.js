@@ -367,6 +367,16 @@ export function toast(text, kind = "done", to) {
 
 export const dialog = signal(null);
 export const confirm = options => (dialog.value = options);
-const READ = { json: parse, number: text => (text === "" ? null : +text), seconds: text => (text ? `PT${text}S` : null) };
-export const change = (path, { body, fields = [], done, ...options }) => confirm({ ...options, fields, onYes: (reason, values, report, key) =>
-  api.post(path.call ? path(values) : path, { ...body, ...Object.fromEntries(fields.filter(one => !one.inPath).map(({ name, type }) => [name, READ[type] ? READ[type](values[name]) : values[name]])), reason }, key).then(answer => (done ? done(answer, report) : answer)) });
+const READ = { json: parse, number: text => (text === "" ? null : +text), seconds: text => (text ? `PT${text}S` : null), "datetime-local": text => (text ? new Date(text) : null) };
+const read = (type = "", text, field) => {
+  try {
+    return READ[type] ? READ[type](text) : text;
+  } catch ({ message }) {
+    throw new Problem({ title: "This is not JSON", detail: message, facts: { field } });
+  }
+};
+export const change = (path, { body, fields = [], done, ...options }) => confirm({ ...options, fields, onYes: async (reason, values, report, key) => {
+  const given = fields.filter(one => !one.inPath).map(({ name, type }) => [name, read(type, values[name], name)]);
+  const answer = await api.post(path.call ? path(values) : path, { ...body, ...Object.fromEntries(given), reason }, key);
+  return done ? done(answer, report) : answer;
+} });
