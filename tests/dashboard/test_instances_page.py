@@ -133,7 +133,7 @@ async def test_wrong_term_is_marked(log_in: LogIn, various: None, q: str, wrong:
 async def test_selected_instances_are_changed_as_a_batch(
     log_in: LogIn, various: None, client: AsyncClient
 ) -> None:
-    async with log_in("operate", path="/instances?q=status:failed") as page:
+    async with log_in("operate", path="/instances?q=status:failed", fails=[422]) as page:
         rows = page.locator("tbody tr")
         await page.get_by_label("Select 4").check()
         await page.get_by_label("Select 2").click(modifiers=["Shift"])
@@ -146,7 +146,13 @@ async def test_selected_instances_are_changed_as_a_batch(
         await expect(dialog).to_contain_text(
             "3 instances to retry: 3 failed. Each continues at the step where it ended"
         )
+        await dialog.get_by_label("State").fill("7")
         await dialog.get_by_label("Reason").fill("fixed")
+        await page.keyboard.press("Enter")
+        await expect(dialog.get_by_label("State")).to_be_focused()
+        await expect(dialog.locator(".field .c-fail")).to_contain_text("expected string, got integer")
+        await dialog.get_by_label("State").fill('"again"')
+        await dialog.get_by_label("Reason").focus()
         await page.keyboard.press("Enter")
         await expect(page.get_by_role("link", name="Retry: 3 retried")).to_have_attribute(
             "href", "/batches?id=1"

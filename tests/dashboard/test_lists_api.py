@@ -262,6 +262,52 @@ async def test_batch_of_ids_counts_those_that_it_leaves(http: httpx.AsyncClient,
     )
 
 
+@pytest.mark.parametrize("chosen", ["q", "ids"])
+async def test_many_are_retried_with_a_new_state(
+    http: httpx.AsyncClient, client: AsyncClient, failed: list[int], chosen: str
+) -> None:
+    wanted = {"q": "machine:shop.fragile"} if chosen == "q" else {"ids": failed[:2]}
+    number = 3 if chosen == "q" else 2
+    body = {"verb": "retry", "state": '"page 3"', "reason": "typo", **wanted}
+    batch = await ended(http, (await http.post("/api/batches", json=body)).json()["id"])
+    assert (batch["result"], batch["options"]) == (f"{number} retried", {}), "its state is not shown"
+    found = await client.list(fragile, status=Status.RUNNABLE)
+    assert [one.state for one in found] == ["page 3"] * number
+
+
+@pytest.mark.parametrize("chosen", [{"q": "status:failed"}, {"ids": [1, 2]}], ids=["q", "ids"])
+@pytest.mark.parametrize(
+    ("change", "field", "text"),
+    [
+        ({"state": "{page}"}, "state", "the state"),
+        ({"state": "7"}, "state", "expected string, got integer"),
+        ({"state": '"[hidden]"'}, None, "stands where no value is stored"),
+        ({"state": f'"{"x" * 2_000_000}"'}, "state", "bytes of JSON"),
+        ({"step": "nowhere"}, "step", "has no step 'nowhere'"),
+    ],
+    ids=["text", "type", "hidden", "size", "step"],
+)
+async def test_state_or_step_that_does_not_fit_starts_no_batch(
+    http: httpx.AsyncClient,
+    client: AsyncClient,
+    failed: list[int],
+    chosen: dict[str, Any],
+    change: dict[str, str],
+    field: str | None,
+    text: str,
+) -> None:
+    answer = await http.post("/api/batches", json={"verb": "retry", **chosen, **change})
+    assert answer.status_code in (409, 422), answer.text
+    problem = answer.json()
+    assert (problem.get("facts", {}).get("field"), text in problem["detail"]) == (field, True), problem
+    assert await client.batches() == []
+
+
+async def test_only_a_retry_takes_a_state(http: httpx.AsyncClient, failed: list[int]) -> None:
+    answer = await http.post("/api/batches", json={"verb": "cancel", "q": "", "state": "1"})
+    assert (answer.status_code, answer.json()["detail"]) == (422, "state= does not apply to cancel")
+
+
 async def test_deleted_instances_are_restored(
     http: httpx.AsyncClient, client: AsyncClient, failed: list[int]
 ) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from .._checks import checked_id, checked_int, checked_name
 from .._db import batches as stored
-from .._db import control, insert_by_name, outbox, search
+from .._db import control, insert_by_name, outbox, search, snapshots
 from .._db.failures import StatementError, is_outage, is_race
 from .._db.plan import Plan
 from .._db.sqlstates import KEY_TAKEN
@@ -71,10 +71,12 @@ def verb_of(
     undo: bool = True,
     cascade: bool = False,
     step: str | None = None,
+    state: str | None = None,
 ) -> Verb:
-    """Return the change that a caller names. `step`: where a retry continues."""
-    if step is not None and name != "retry":
-        raise UsageError(f"step= does not apply to {name}", "remove it")
+    """Return the change that a caller names. Of a retry, `step`: where it continues; `state`: with this JSON."""
+    for option, value in (("step", step), ("state", state)):
+        if value is not None and name != "retry":
+            raise UsageError(f"{option}= does not apply to {name}", "remove it")
     if name == "cancel":
         return Cancel(reason=reason, actor=actor, force=force, undo=undo, cascade=cascade)
     kinds: Mapping[str, type[Verb]] = {"retry": Retry, "delete": Delete, "restore": Restore}
@@ -83,7 +85,12 @@ def verb_of(
     if force or cascade or not undo:
         raise UsageError(f"force=, undo= and cascade= do not apply to {name}", "remove them")
     if name == "retry":
-        return Retry(reason=reason, actor=actor, step=None if step is None else checked_name(step, "step"))
+        return Retry(
+            reason=reason,
+            actor=actor,
+            step=None if step is None else checked_name(step, "step"),
+            state=state,
+        )
     return kinds[name](reason=reason, actor=actor)
 
 
@@ -159,6 +166,13 @@ def check_machines(verb: Verb, names: Iterable[str]) -> Plan[None]:
         yield from verb.check(name, max(known[name]))
 
 
+def _check_versions(verb: Verb, ids: Sequence[int]) -> Plan[None]:
+    """Raise an error if the change does not fit a version of a machine that one of these instances has."""
+    rows = yield from snapshots.briefs(ids)
+    for fsm, version in sorted({(row["fsm"], row["fsm_version"]) for row in rows}):
+        yield from verb.check(fsm, version)
+
+
 def start_batch(
     verb: Verb,
     chosen: search.Filter | Sequence[int],
@@ -186,6 +200,8 @@ def start_batch(
             yield from check_machines(verb, (group.machine for group in shown.groups))
         total, newest = shown.total, shown.newest if newest is None else newest
     else:
+        if isinstance(verb, Retry) and (verb.step, verb.state) != (None, None):
+            yield from _check_versions(verb, chosen)
         total, newest = len(set(chosen)), max(chosen, default=0)
     id = yield from stored.start(
         verb.name,

@@ -11,7 +11,16 @@ import msgspec
 
 from .problems import ProblemError
 
-__all__ = ["HIDDEN", "Redact", "hide_secrets", "is_secret", "restored", "shown", "without_defaults"]
+__all__ = [
+    "HIDDEN",
+    "Redact",
+    "decoded",
+    "hide_secrets",
+    "is_secret",
+    "restored",
+    "shown",
+    "without_defaults",
+]
 
 HIDDEN: Final = "[hidden]"
 """What stands for a value that is not shown."""
@@ -102,6 +111,20 @@ def without_defaults(schema: Any) -> Any:
     if isinstance(schema, list):
         return [without_defaults(inner) for inner in schema]
     return schema
+
+
+def decoded(text: str, what: str) -> Any:
+    """Read JSON text that a user has entered.
+
+    Raises:
+        ProblemError: it is not JSON.
+    """
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProblemError(
+            422, "This is not JSON", f"{what}: {error}", facts={"field": what.removeprefix("the ")}
+        ) from None
 
 
 def restored(edited: Any, stored: Any, redact: Redact) -> Any:

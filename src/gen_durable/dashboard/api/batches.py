@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from ... import _verbs
+from ..._core.codec import encode
 from ..._core.query_terms import parse
 from ..._core.query_words import in_words
 from ..._db import search
@@ -21,7 +22,7 @@ from ..board import Board
 from ..endpoints import Reason, get, post
 from ..live import topic
 from ..problems import ProblemError
-from ..redaction import Redact
+from ..redaction import Redact, decoded, restored
 from ..searching import checked, hides
 
 __all__ = [
@@ -48,7 +49,7 @@ _ROLES: Final[Mapping[BatchVerb, Role]] = {
 
 
 _EFFECTS: Final[Mapping[InstanceVerb, str]] = {
-    "retry": "Each continues at the step where it ended, or at the one that you name, with the state that it had.",
+    "retry": "Each continues at the step where it ended with the state that it had, unless you give others.",
     "delete": "They disappear from lists. Restore undoes it until retention removes them.",
     "restore": "They appear in lists again, with the status that they had.",
 }
@@ -144,7 +145,9 @@ class StartBody(Reason, frozen=True, kw_only=True):
     undo: bool = True
     """Of a cancel: run undo steps first."""
     step: str | None = None
-    """Of a retry: continue at this step, each instance with its state; default: the step where it ended."""
+    """Of a retry: continue at this step; default: the step where each ended."""
+    state: str | None = None
+    """Of a retry: JSON text, the state of all of them; default: each continues with its own."""
 
 
 @get("/batches", summary="The newest batches")
@@ -233,6 +236,7 @@ async def start_batch(board: Board, user: User, body: StartBody) -> BatchRow:
         undo=body.undo,
         cascade=body.cascade,
         step=body.step or None,
+        state=_state(body.state, board) if body.state else None,
     )
     where = {"where": body.q} if body.q is not None and body.q.strip() else {}
     try:
@@ -246,6 +250,11 @@ async def start_batch(board: Board, user: User, body: StartBody) -> BatchRow:
             {"expected": error.expected, "found": error.found},
         ) from None
     return row_of(started)
+
+
+def _state(text: str, board: Board) -> str:
+    value = restored(decoded(text, "the state"), None, board.redact)
+    return encode(value, Any, "the state", board.client.settings.max_payload)
 
 
 @post("/batches/{id}/run", role="operate", summary="Continue a batch that no process runs", then=run_started)

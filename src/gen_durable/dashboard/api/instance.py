@@ -38,7 +38,7 @@ from ..endpoints import Reason, get, post
 from ..instance_actions import Action, actions_of
 from ..live import topic
 from ..problems import ProblemError
-from ..redaction import restored, without_defaults
+from ..redaction import decoded, restored, without_defaults
 from ..timeline_drawing import TimelineDrawing, draw
 
 __all__ = ["InstancePage", "instance"]
@@ -346,7 +346,7 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
 @post("/instances/{id}/signal", role="operate", summary="Deliver a signal")
 async def signal(board: Board, user: User, id: int, body: SignalBody) -> Changed:
     """Deliver a signal with actor and reason."""
-    _decoded(body.payload, "the payload")
+    decoded(body.payload, "the payload")
     answer = await board.change(
         _verbs.signal_with_reason(
             id,
@@ -469,19 +469,10 @@ async def restore(board: Board, user: User, id: int, body: Reason) -> Changed:
 
 async def _edited(board: Board, id: int, text: str, at: int | None = None) -> Any:
     """Read an edited state; hidden values are those of the stored state that was shown."""
-    edited = _decoded(text, "the state")
+    edited = decoded(text, "the state")
     found = await board.read(_verbs.get(id, with_deleted=True))
     stored = None if found is None else found.state
     if found is not None and at not in (None, found.step_seq):
         transitions = await board.read(_verbs.history_of(id, at - 1 if at else None, 1))
         stored = transitions[0].state if transitions and transitions[0].step_seq == at else None
     return restored(edited, stored, board.redact)
-
-
-def _decoded(text: str, what: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ProblemError(
-            422, "This is not JSON", f"{what}: {error}", facts={"field": what.removeprefix("the ")}
-        ) from None

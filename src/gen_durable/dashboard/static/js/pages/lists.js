@@ -10,7 +10,7 @@ const path = (id, verb = "") => `/batches/${id}${verb}`;
 const checkbox = (name, label, value = false) => ({ name, label, type: "checkbox", value });
 const FIELDS = {
   cancel: [checkbox("cascade", "Also cancel all descendants"), checkbox("force", "Also while a step runs; discard its outcome"), checkbox("undo", "Run undo steps first", true)],
-  retry: [{ name: "step", label: "Step", hint: "Empty: the step where each ended." }],
+  retry: [{ name: "step", label: "Step", hint: "Empty: the step where each ended." }, { name: "state", label: "State", type: "json", rows: 3, hint: "Empty: each keeps its own." }],
 };
 
 /** Ask for a change of the instances `{q}` or `{ids}`, start it as a batch and follow it. */
@@ -20,7 +20,7 @@ export function batch(verb, chosen, whom, onDone) {
   confirm({
     title: `${title} ${whom}?`, verb: `${title} instances`, danger: verb === "cancel" || verb === "delete",
     fields: FIELDS[verb],
-    preview: async ({ step, ...values }) => {
+    preview: async ({ step, state, ...values }) => {
       const found = await api.get("/batches/preview", { params: { verb, ...chosen, ...values } });
       expected = found.count;
       return { count: expected + found.descendants, text: `${found.text}. ${found.effect}` };
