@@ -245,10 +245,9 @@ class Retrying(_Reason, frozen=True, kw_only=True, tag="retrying"):
     """When the next attempt is due; `None`: it is due, or runs."""
 
     def __str__(self) -> str:
-        limit = "" if self.max_attempts is None else f" of {self.max_attempts}"
-        times = f"{self.attempts}{limit} time{'s' if (self.max_attempts or self.attempts) != 1 else ''}"
-        if self.attempts == 1 and self.max_attempts is None:
-            times = "once"
+        times = "once" if self.attempts == 1 else f"{self.attempts} times"
+        if self.max_attempts is not None:
+            times = f"in attempt {self.attempts} of {self.max_attempts}"
         what = "failed" if self.last_error is not None or self.crashes else "returned Retry"
         died = (
             f"; its process died in the last {'attempt' if self.crashes == 1 else f'{self.crashes} attempts'}"

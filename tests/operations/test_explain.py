@@ -147,7 +147,7 @@ async def test_limit_of_attempts_is_that_of_the_step(durable_dsn: str) -> None:
                 await asyncio.sleep(0.01)
     (reason,) = explained.reasons
     assert str(reason).startswith(
-        "step charge failed 1 of 5 times: TimeoutError: no answer; next attempt at "
+        "step charge failed in attempt 1 of 5: TimeoutError: no answer; next attempt at "
     )
 
 
@@ -466,7 +466,7 @@ async def test_parked_instance_names_lasting_obstacles(
             Retrying(
                 step="charge", attempts=4, max_attempts=10, last_error="TimeoutError: no answer", until=NINE
             ),
-            "step charge failed 4 of 10 times: TimeoutError: no answer; next attempt at 2030-01-01 09:00:00+00:00",
+            "step charge failed in attempt 4 of 10: TimeoutError: no answer; next attempt at 2030-01-01 09:00:00+00:00",
         ),
         (
             Retrying(step="charge", attempts=1, last_error="KeyError: 7"),
@@ -474,7 +474,7 @@ async def test_parked_instance_names_lasting_obstacles(
         ),
         (
             Retrying(step="charge", attempts=3, max_attempts=5, crashes=2),
-            "step charge failed 3 of 5 times; its process died in the last 2 attempts",
+            "step charge failed in attempt 3 of 5; its process died in the last 2 attempts",
         ),
         (
             Retrying(step="charge", attempts=1, crashes=1),
