@@ -256,7 +256,7 @@ async def test_batch_of_ids_counts_those_that_it_leaves(http: httpx.AsyncClient,
     started = await http.post("/api/batches", json={"verb": "retry", "ids": ids})
     batch = await ended(http, started.json()["id"])
     assert (batch["result"], batch["words"], batch["q"]) == (
-        "1 retried, 1 left",
+        "1 retried, 1 unchanged",
         "2 selected instances",
         None,
     )

@@ -352,7 +352,9 @@ def _outcomes(found: Batch) -> list[tuple[BatchOutcome, int]]:
 
 
 def _result(found: Batch) -> str:
-    return ", ".join(f"{number:,} {outcome}" for outcome, number in _outcomes(found)) or "nothing changed"
+    changes = [f"{number:,} {outcome}" for outcome, number in _outcomes(found) if outcome in CHANGED]
+    unchanged = sum(number for outcome, number in _outcomes(found) if outcome not in CHANGED)
+    return ", ".join([*changes, *([f"{unchanged:,} unchanged"] if unchanged else [])]) or "nothing changed"
 
 
 def _words(found: Batch) -> str:
