@@ -139,6 +139,8 @@ async def test_people_without_a_login_find_that_of_the_application(
         await link.click()
         await expect(page.get_by_role("heading", name="Queues & limits")).to_be_visible()
         await expect(page.get_by_text("Live", exact=True).first).to_be_visible()
+        # The session is that of the application, which a logout of the dashboard would not end.
+        await expect(page.get_by_role("button", name="Log out")).to_have_count(0)
         await page.get_by_role("link", name="Workers").first.click()
         await expect(page).to_have_url(f"{site}/ops/durable/workers")
         links = await page.eval_on_selector_all("a[href]", "all => all.map(each => each.pathname)")

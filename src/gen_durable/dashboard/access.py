@@ -130,6 +130,11 @@ class Access:
         return ["token"] * bool(self._tokens) + ["password"] * bool(self._users)
 
     @property
+    def has_sessions(self) -> bool:
+        """Whether the dashboard has sessions, which a logout ends. Those of the host application are not its own."""
+        return bool(self._tokens or self._users or self._one_time)
+
+    @property
     def hint(self) -> str:
         """What the login page says."""
         if self.ways:

@@ -32,6 +32,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     schema: str
     read_only: bool
     environment: str
+    can_log_out: bool
+    """Whether the dashboard has sessions of its own; otherwise the host application logs out."""
 
 
 class Shell(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +69,7 @@ async def session(board: Board, user: User) -> Session:
         schema=board.client.settings.schema,
         read_only=board.options.read_only,
         environment=board.options.environment,
+        can_log_out=board.access.has_sessions,
     )
 
 

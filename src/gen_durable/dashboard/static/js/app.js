@@ -43,7 +43,7 @@ const Side = ({ shell, entry, open, onClose }) => html`<nav class=${open ? "side
   <footer><span class="small">Times in ${Intl.DateTimeFormat().resolvedOptions().timeZone}</span><span class="row"><i class=${`beat ${live.value}`} />${live.value === "down" ? WORDS.down : `Version ${session.value.version}`}</span>
     <span class="row who"><span class="grow" title=${`role ${session.value.role}`}>${session.value.user} · ${session.value.role}</span>
       <${Button} icon="theme" kind="ghost" small label=${`Theme: ${theme.value}`} onClick=${() => setTheme()} />
-      <${Button} icon="exit" kind="ghost" small label="Log out" onClick=${logOut} /></span></footer></nav>`;
+      ${session.value.can_log_out && html`<${Button} icon="exit" kind="ghost" small label="Log out" onClick=${logOut} />`}</span></footer></nav>`;
 
 function setTheme(name = { auto: "light", light: "dark", dark: "auto" }[theme.value]) {
   theme.value = name;
