@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from playwright.async_api import Page, expect
 
-from gen_durable import AsyncClient, Await, Context, Done, Machine, Outcome, Signal, Status, Worker, step
+from gen_durable import (
+    AsyncClient,
+    Await,
+    Context,
+    Done,
+    Machine,
+    Next,
+    Outcome,
+    Signal,
+    Status,
+    Stop,
+    Worker,
+    step,
+)
 from tests.dashboard.conftest import LogIn, shot
 from tests.dashboard.machines import MACHINES, XSS, Checkout, Order, Payment, fragile
 from tests.support.settings import FAST
@@ -28,9 +41,29 @@ class Talk(Machine[int, int], name="shop.talk"):
         return Done(1)
 
 
+class Trip(Machine[int, str], name="shop.trip", history="all"):
+    booked = Signal("booked")
+
+    @step(initial=True, undo="cancel_flight")
+    async def book_flight(self, ctx: Context[int]) -> Outcome[str]:
+        return Next(self.book_hotel)
+
+    @step
+    async def book_hotel(self, ctx: Context[int]) -> Outcome[str]:
+        return Stop("the hotel is full:\n  rooms: 0") if ctx.state else Await(self.booked, then=self.end)
+
+    @step
+    async def end(self, ctx: Context[int]) -> Outcome[str]:
+        return Done("booked")
+
+    @step
+    async def cancel_flight(self, ctx: Context[int]) -> Outcome[str]:
+        return Done()
+
+
 @pytest.fixture
 async def worker(durable_dsn: str) -> AsyncIterator[Worker]:
-    async with Worker(MACHINES, dsn=durable_dsn, settings=FAST) as running:
+    async with Worker([*MACHINES, Trip], dsn=durable_dsn, settings=FAST) as running:
         yield running
 
 
@@ -219,6 +252,44 @@ async def test_arrow_keys_move_along_the_path(log_in: LogIn, worker: Worker) -> 
         await button(page, "True to time").click()
         await expect(button(page, "True to time")).to_have_attribute("aria-pressed", "true")
         assert "NaN" not in await page.content()
+
+
+@pytest.mark.parametrize(("state", "end"), [(1, "Failed"), (0, "Cancelled")])
+async def test_undone_instance_ends_as_it_began_to_be_undone(
+    log_in: LogIn, worker: Worker, state: int, end: str
+) -> None:
+    trip = await worker.insert(Trip, state)
+    if not state:
+        await worker.wait(trip, until="parked")
+        await worker.cancel(trip)
+    await worker.wait(trip)
+    async with log_in("read", path=f"/i/{trip.id}") as page:
+        steps = page.locator("section", has=page.get_by_role("heading", name="Steps")).get_by_role("listitem")
+        await expect(steps.last).to_have_text(end)
+        path = page.locator("section", has=page.get_by_role("heading", name="Path"))
+        await expect(path.locator("path[data-key='book_flight>cancel_flight']")).to_have_class(
+            re.compile(r"\bpath$")
+        )
+
+
+# Shapes of two boxes that share a point.
+COVERED: Final = """() => {
+  const boxes = selector => [...document.querySelectorAll(selector)].map(node => node.getBoundingClientRect());
+  return boxes(".graph .node").some(a => boxes(".graph .zoom, .graph .keys").some(b =>
+    a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom));
+}"""
+
+
+@pytest.mark.parametrize("width", [400, 1000, 1440])
+async def test_buttons_and_legend_cover_no_step(log_in: LogIn, worker: Worker, width: int) -> None:
+    trip = await worker.insert(Trip, 1)
+    await worker.wait(trip)
+    async with log_in("read", path=f"/i/{trip.id}", width=width, height=700) as page:
+        await expect(page.locator(".graph .node").first).to_be_visible()
+        assert not await page.evaluate(COVERED)
+        await page.goto(page.url.replace(f"/i/{trip.id}", "/m/shop.trip"))
+        await expect(page.locator(".graph .node").first).to_be_visible()
+        assert not await page.evaluate(COVERED)
 
 
 async def test_markup_of_users_is_text(log_in: LogIn, worker: Worker) -> None:

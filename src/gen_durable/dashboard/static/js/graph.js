@@ -83,11 +83,19 @@ export const Graph = ({ layout, nodes = {}, edges = {}, selected, onSelect, lege
   }, []);
   const isNarrow = size.w < 560, pad = isNarrow ? 12 : 16;
   const head = drawing => (tools && (isNarrow || drawing === layout.right) ? 40 : 0);
-  const foot = drawing => (!legend ? 0 : isNarrow ? 78 : drawing === layout.right ? 30 : 0);
-  const scale = drawing => Math.min((size.w - pad * 2) / drawing.width, isNarrow ? 9 : (size.h - pad * 2 - head(drawing) - foot(drawing)) / drawing.height, 1.15);
+  const foot = drawing => (isNarrow ? (legend ? 100 : 30) : drawing === layout.right ? 30 : 0);
+  const scale = (drawing, below = foot(drawing)) => Math.min((size.w - pad * 2) / drawing.width, isNarrow ? 9 : (size.h - pad * 2 - head(drawing) - below) / drawing.height, 1.15);
   const shown = !isNarrow && layout.right && scale(layout.right) > scale(layout.down) * 1.05 ? layout.right : layout.down;
-  const k = Math.max(.2, scale(shown)), free = size.h - head(shown) - foot(shown);
-  const fit = { k, x: (size.w - shown.width * k) / 2, y: head(shown) + Math.max(pad, (free - shown.height * k) / 2) };
+  const place = below => {
+    const k = Math.max(.2, scale(shown, below)), free = size.h - head(shown) - below;
+    return { k, x: (size.w - shown.width * k) / 2, y: head(shown) + Math.max(pad, (free - shown.height * k) / 2) };
+  };
+  // The legend and the buttons are at the bottom. If they cover a node, the picture ends above them.
+  const covers = ({ k, x, y }) => shown.nodes.some(node => {
+    const below = size.h - y - (node.y + node.height) * k;
+    return below < 44 && x + (node.x + node.width) * k > size.w - 120 || legend && below < 150 && x + node.x * k < 150;
+  });
+  const isRow = shown === layout.right || (!isNarrow && covers(place(0))), fit = place(isRow ? 30 : foot(shown));
   const at = view ?? fit;
   useEffect(() => setView(null), [shown.width, shown.height, size.w]);
   useDots(svg, flow, over);
@@ -129,9 +137,9 @@ export const Graph = ({ layout, nodes = {}, edges = {}, selected, onSelect, lege
   const toneOf = edge => edges[edge.key]?.tone ?? (edge.kind === "observed" ? "seen" : "");
   const names = { ...Object.fromEntries(shown.nodes.map(node => [node.id, ENDS[node.kind]?.[1] ?? node.name])), "(start)": "start" };
   const items = legend === true ? LEGEND.map(kind => [kind, WORDS[kind] ?? KINDS[kind][0].toLowerCase()]) : legend;
-  const wanted = isNarrow ? Math.min(1600, shown.height * k + pad * 2 + head(shown) + foot(shown) + 16) : Math.max(innerHeight - 250, Math.min(1100, Math.min(layout.down.height, layout.right?.height ?? 9999) * .92 + 28));
+  const wanted = isNarrow ? Math.min(1600, shown.height * fit.k + pad * 2 + head(shown) + foot(shown) + 16) : Math.max(innerHeight - 250, Math.min(1100, Math.min(layout.down.height, layout.right?.height ?? 9999) * .92 + 28));
   const style = height === undefined ? { height: `${Math.round(wanted)}px` } : { height };
-  return html`<div class=${`graph ${name}${isNarrow ? " narrow" : ""}${shown === layout.right ? " right" : ""}`} ref=${box} style=${style}>
+  return html`<div class=${`graph ${name}${isNarrow ? " narrow" : ""}${isRow ? " right" : ""}`} ref=${box} style=${style}>
     <svg ref=${svg} role="group" aria-label=${label} class=${view ? "moved" : undefined} onPointerDown=${press} onClick=${event => pick(event, null)}>
       <defs>${["", "never", "bad", "path", "ahead", "seen"].map(tone => html`<marker id=${tip(tone)} viewBox="0 0 8 8" refX="6.6" refY="4" markerWidth="8" markerHeight="8" markerUnits="userSpaceOnUse" orient="auto"><path class=${`arrow ${tone}`} d="M.8 .9L7.2 4L.8 7.1Z" /></marker>`)}</defs>
       ${size.w > 0 && html`<g transform=${`translate(${at.x.toFixed(1)} ${at.y.toFixed(1)}) scale(${at.k.toFixed(4)})`}>
@@ -140,8 +148,8 @@ export const Graph = ({ layout, nodes = {}, edges = {}, selected, onSelect, lege
           return html`<path class=${`edge ${edge.kind} ${tone}`} d=${edge.path} stroke-width=${(1.3 + 3 * Math.sqrt(more.width ?? 0)).toFixed(2)} data-key=${edge.key} data-tone=${EDGES[edge.kind] ?? "run"} marker-end=${`url(#${tip(tone)})`}><title>${more.title ?? `${names[edge.source]} → ${names[edge.target]}`}</title></path>`;
         })}
         ${shown.nodes.map(({ id, loop }) => {
-          const more = edges[`${id}>${id}`] ?? {};
-          return loop && html`<g class=${`loop ${more.tone ?? ""}`}><path d=${loop.path} /><title>${more.title ?? loop.text}</title>${shown === layout.down && more.share && html`<text x=${loop.x} y=${loop.y + 4}>${more.share}</text>`}</g>`;
+          const more = edges[`${id}>${id}`] ?? {}, { tone = "" } = more;
+          return loop && html`<g class=${`loop ${tone}`}><path d=${loop.path} marker-end=${`url(#${tip(/never|ahead/.test(tone) ? tone : "seen")})`} /><title>${more.title ?? loop.text}</title>${shown === layout.down && more.share && html`<text x=${loop.x} y=${loop.y + 4}>${more.share}</text>`}</g>`;
         })}
         ${shown.edges.filter((edge, i, all) => edges[edge.key]?.share && all.findIndex(one => one.key === edge.key) === i).map(edge => {
           const text = edges[edge.key].share, w = text.length * 6 + 4;
@@ -169,7 +177,7 @@ export const Mini = ({ layout, nodes = {} }) => {
     ${layout.edges.map(edge => html`<path class="edge" d=${edge.path} />`)}
     ${layout.nodes.map(node => {
       const { x, y, width: w, height: h, top } = node, { heat = ["run", 0], tabs = [] } = nodes[node.id] ?? {};
-      if (!isStep(node)) return html`<rect class=${ENDS[node.kind] ? `bit c-${ENDS[node.kind][0]}` : "idle"} x=${x + w * .2} y=${y} width=${w * .6} height=${h} rx=${h / 2} />`;
+      if (!isStep(node)) return html`<rect class=${ENDS[node.kind] ? `bit c-${ENDS[node.kind][0]}` : "idle"} opacity=${ENDS[node.kind] && !heat[1] ? .3 : 1} x=${x + w * .2} y=${y} width=${w * .6} height=${h} rx=${h / 2} />`;
       return html`<rect class="idle" x=${x} y=${y + top} width=${w} height=${h - top} rx="10" />${heat[1] > .02 && html`<rect class=${`bit c-${heat[0]}`} x=${x} y=${y + top} width=${w} height=${h - top} rx="10" opacity=${Math.min(.9, heat[1]).toFixed(2)} />`}
         ${node.tabs.map((tab, i) => html`<rect class=${`bit c-${TABS[tab.kind]}`} x=${x + tab.x} y=${y + tab.y} width=${tab.width} height=${tab.height - 5} rx="8" opacity=${tabs[i]?.n ? .9 : .3} />`)}`;
     })}</svg>`;

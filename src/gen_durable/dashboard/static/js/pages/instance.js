@@ -52,7 +52,7 @@ function pathOf({ instance, transitions, executions }, { nodes, edges }, index) 
   const walked = Object.fromEntries([...edges.map(edge => edge.key), ...nodes.map(({ id }) => `${id}>${id}`)].map(key => [key, { tone: "ahead" }]));
   for (const one of path) {
     (times[target(one)] ??= []).push(one.step_seq + 1);
-    walked[`${one.step ?? "(start)"}>${target(one)}`] = { tone: "path" };
+    for (const { key } of [{ key: `${one.step ?? "(start)"}>${target(one)}` }, ...edges.filter(edge => edge.kind === "undo" && /^undo/.test(one.outcome) && edge.target === one.to)]) walked[key] = { tone: "path" };
     if (one.executions > 1) walked[`${one.step}>${one.step}`] = { tone: "path", share: `×${one.executions}` };
   }
   for (const one of executions) if (one.step_seq <= last.step_seq) took[one.step] = (took[one.step] ?? 0) + ran(one);
@@ -110,7 +110,7 @@ const place = ([from, to]) => ({ left: `${from * 100}%`, width: `${(to - from) *
 const Timeline = ({ timeline: { rows, marks, folds, at, duration, running, legend }, seq, onPick }) => {
   const [by, setBy] = useState("folded"), folded = by === "folded" && folds.length > 0;
   return html`<${Panel} title="Timeline" flush aside=${html`<span>${dur(running)} running in ${dur(duration)}</span><${Segment} label="Time axis" items=${[["folded", "Folded"], ["true", "True to time"]]} value=${by} onPick=${setBy} />`}>
-    <div class="gantt"><div class="back">${folded ? folds.map(fold => html`<i class="fold" style=${place(fold.folded)}>${dur(fold.duration)}</i>`)
+    <div class="gantt"><div class="back">${folded ? folds.map(fold => html`<i class="fold" style=${place(fold.folded)}>${dur(fold.duration).replace(/ \d+ .$/, "")}</i>`)
         : [.25, .5, .75].map(part => html`<i class="tick" style=${place([part, part])}>+${dur(seconds(duration) * part)}</i>`)}
         ${marks.map(mark => html`<i class=${`mark c-${mark.kind}`} style=${place([mark[by], mark[by]])} title=${mark.text}><span class="hidden">${time(mark.at)} ${mark.text}</span></i>`)}</div>
       <table aria-label=${`Timeline from ${moment(at)}`}><tbody>${rows.map(row => html`<tr class=${row.first != null && row.first <= seq + 1 && seq < row.last ? "on" : ""} onClick=${() => row.last && onPick(row.last - 1)}>
@@ -157,6 +157,8 @@ const Records = ({ page, tab }) => {
 // ---- Page ---------------------------------------------------------------------------------------------------------
 const Body = ({ page, query }) => {
   const { instance, transitions, actions } = page, { error, compensation, checkpoint } = instance, last = transitions.length - 1;
+  // An undo ends as the transition that began it.
+  transitions.forEach((one, i) => one.outcome === "undone" && (one.cause = transitions.slice(0, i).findLast(each => each.outcome === "undo")?.cause));
   const found = transitions.findIndex(one => String(one.step_seq) === query.get("t")), index = found < 0 ? last : found, seq = transitions[index].step_seq;
   const move = i => transitions[i] && setQuery({ t: i < last && transitions[i].step_seq });
   const at = { page, index, onMove: move }, sides = [
