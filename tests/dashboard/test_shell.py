@@ -110,3 +110,16 @@ async def test_dashboard_works_below_a_mount_point(browser: Browser, client: Asy
         await expect(page.get_by_role("heading", name="Queues & limits")).to_be_visible()
         await page.get_by_role("link", name="Schedules").click()
         await expect(page).to_have_url(f"{address}/ops/schedules")
+
+
+async def test_durations_have_two_units_below_ten(log_in: LogIn) -> None:
+    """ "2 d" for 71 hours would be a day too little."""
+    shown = """async times => {
+      const { dur } = await import(document.querySelector("link[href$='/lib.js']").href);
+      return times.map(dur);
+    }"""
+    times = [59, 60, 119, 600, 3600, 2 * 3600 - 1, 36_000, 47 * 3600 + 1, 172_800, 3 * 86_400 - 1, 864_000]
+    async with log_in("read") as page:
+        assert await page.evaluate(shown, times) == [
+            *("59 s", "1 m", "1 m 59 s", "10 m", "1 h", "1 h 59 m", "10 h", "47 h", "2 d", "2 d 23 h", "10 d")
+        ]

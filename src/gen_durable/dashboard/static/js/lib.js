@@ -315,8 +315,9 @@ export function dur(time) {
   if (s < 0) return `−${dur(-s)}`;
   if (s < 0.9995) return `${s && s < 0.001 ? "<1" : Math.round(s * 1000)} ms`;
   if (s < 60) return `${sig(s)} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} m`;
-  return s < 48 * 3600 ? `${Math.floor(s / 3600)} h` : `${Math.floor(s / 86400)} d`;
+  const [by, unit, less, lesser] = s < 3600 ? [60, "m", 1, "s"] : s < 48 * 3600 ? [3600, "h", 60, "m"] : [86400, "d", 3600, "h"];
+  const n = Math.floor(s / by), rest = Math.floor((s % by) / less);
+  return `${n} ${unit}${n < 10 && rest ? ` ${rest} ${lesser}` : ""}`;
 }
 export const age = time => (T(time) == null ? NONE : dur(Math.max(0, Math.floor(now() - T(time)))).replace(/^0 ms$/, "0 s").replace(".0 ", " "));
 export const ago = time => (T(time) == null ? NONE : now() - T(time) < 1 ? "now" : `${age(time)} ago`);
