@@ -211,7 +211,7 @@ export const Diff = ({ before, after, all }) => {
 export const Empty = ({ icon = "check", title, level = "h3", children }) => html`<div class="empty"><span class="orb"><${Icon} name=${icon} size=${20} /></span><${level}>${title}<//>${children && html`<div>${children}</div>`}</div>`;
 
 export const Trouble = ({ problem, onRetry, detail = problem.title ? problem.detail : problem.message }) => html`<div class="trouble" role="alert"><${Glyph} kind="fail" size=${14} />
-  <div><b>${problem.title ?? "Error"}</b>${detail && html`<p>${detail}</p>`}${problem.fix && html`<p class="soft">${problem.fix}</p>`}</div>
+  <div><b>${problem.title ?? (problem.name === "SyntaxError" ? "Not valid JSON" : "Error")}</b>${detail && html`<p>${detail}</p>`}${problem.fix && html`<p class="soft">${problem.fix}</p>`}</div>
   ${onRetry && html`<${Button} icon="retry" small onClick=${onRetry}>Try again<//>`}</div>`;
 
 export const Skeleton = ({ rows = 6 }) => html`<div class="skeleton" role="status" aria-label="Loading">${Array.from({ length: rows }, (_, i) => html`<i style=${{ width: `${92 - ((i * 37) % 46)}%` }} />`)}</div>`;

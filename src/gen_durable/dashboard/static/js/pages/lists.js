@@ -1,6 +1,6 @@
 // Instances, failures and batches: lists of instances, and changes of many of them.
 import { html, useEffect, useState } from "../../vendor/preact.js";
-import { api, change, changes, confirm, count, num, plural, route, search, setQuery, useData } from "../lib.js";
+import { api, change, changes, confirm, count, moment, num, plural, route, search, setQuery, useData } from "../lib.js";
 import { Bar, Bulk, Button, Code, Empty, Head, Icon, Id, kindOf, Link, Loaded, Panel, Search, Status, Table, Tabs, Time } from "../ui.js";
 import { Bars } from "../charts.js";
 
@@ -133,7 +133,7 @@ const Failures = ({ query }) => {
   const kind = query.get("tab") ?? "fail";
   const all = { fail: useData("/failures", null, { every: 10 }), retry: useData("/failures/raised", null, { every: 10 }) };
   const tab = (id, text) => ({ id, text, kind: id, count: all[id].data && count(all[id].data.total) });
-  return html`<${Head} title="Failures" sub="Same step, same message apart from numbers, ids and quoted values.">${all.fail.data?.total > 0 && html`<${Change} verb="retry" text="Retry all" onPick=${() => batch("retry", { q: "status:failed" }, "all failed instances")} />`}<//>
+  return html`<${Head} title="Failures" sub=${`Grouped by step and message, without numbers, ids and quoted values.${all[kind].data?.total ? ` The bars begin at ${moment(all[kind].data.since)}.` : ""}`}>${all.fail.data?.total > 0 && html`<${Change} verb="retry" text="Retry all" onPick=${() => batch("retry", { q: "status:failed" }, "all failed instances")} />`}<//>
     <${Panel} flush><${Tabs} label="Failures" value=${kind} onPick=${tab => setQuery({ tab })} items=${[tab("fail", "Failed"), tab("retry", "Tried again")]} />
       <${Loaded} from=${all[kind]}>${page => (page.groups[0] ? html`${page.groups.map(group => html`<${Group} key=${group.fingerprint} kind=${kind} ...${group} />`)}
         ${page.grouped < page.total && html`<footer class="dim">The newest ${num(page.grouped)} of ${count(page.total)} are grouped.</footer>`}`
@@ -157,7 +157,7 @@ const details = ({ details, reason, options, finished_at, stopped_by, last_error
   ${Object.entries({ reason, ...options, ended: finished_at && html`<${Time} at=${finished_at} />`, stopped_by, last_error }).map(([name, value]) => value && html`<dt>${name.replace("_", " ")}</dt><dd>${value}</dd>`)}</dl>`;
 
 const Batches = ({ query }) => html`<${Head} title="Batches" sub="Changes of many instances. A batch can be stopped, and continues if its process ends." />
-  <${Panel} flush><${Loaded} from=${useData("/batches", null, { topic: "batches" })}>${({ items }) => (items[0] ? html`<${Table} caption="Batches" columns=${BATCH} rows=${items} more=${details} opened=${+query.get("id")} />`
+  <${Panel} flush class="log"><${Loaded} from=${useData("/batches", null, { topic: "batches" })}>${({ items }) => (items[0] ? html`<${Table} caption="Batches" columns=${BATCH} rows=${items} more=${details} opened=${+query.get("id")} />`
     : html`<${Nothing} icon="batches" title="No batches yet"><p>Select <${Link} to="/instances">instances<//> to retry, cancel or delete them.</p><//>`)}<//><//>`;
 
 const ALL = { instances: Instances, failures: Failures, batches: Batches };

@@ -17,9 +17,9 @@ export const totals = (steps = {}) => {
 };
 
 /** What `Mini` shows: running and due steps are coloured, those with failed instances are red. */
-const heats = (picture, steps) => Object.fromEntries(picture.nodes.map(({ id, tabs }) => {
+const heats = (picture, steps, ends) => Object.fromEntries(picture.nodes.map(({ id, kind, tabs }) => {
   const n = steps[id] ?? {}, busy = (n.executing ?? 0) + (n.due ?? 0) + (n.retrying ?? 0);
-  return [id, { heat: busy ? ["run", .35 + Math.min(.5, Math.log10(1 + busy) / 4)] : n.failed ? ["fail", .8] : ["run", 0], tabs: tabs.map(tab => ({ n: (WAITS[tab.kind] ?? []).reduce((sum, state) => sum + (n[state] ?? 0), 0) })) }];
+  return [id, { heat: busy ? ["run", .35 + Math.min(.5, Math.log10(1 + busy) / 4)] : n.failed ? ["fail", .8] : ["run", ends[kind] ? 1 : 0], tabs: tabs.map(tab => ({ n: (WAITS[tab.kind] ?? []).reduce((sum, state) => sum + (n[state] ?? 0), 0) })) }];
 }));
 
 /** A machine: name, version, picture, and where its instances are. */
@@ -28,7 +28,7 @@ export const Card = ({ machine, steps = {}, figures }) => {
   const shown = Object.entries(STATES).filter(([state]) => sum[state]);
   return html`<article class="card"><header><h3><${Link} class="whole" to=${`/m/${encodeURIComponent(name)}`}>${name}<//></h3><span class="dim">v${version}</span>
       ${!workers ? html`<span class="chip c-retry">no worker</span>` : figures?.started > 0 && html`<${Link} class="rate" to=${search(`${term("machine", name)} age:<${figures.range ?? "15m"}`)} title="Started">${rate(figures.started)}<//>`}</header>
-    <div class="paper">${picture ? html`<${Mini} layout=${picture} nodes=${heats(picture, steps)} />` : html`<span class="dim small">no picture</span>`}</div>
+    <div class="paper">${picture ? html`<${Mini} layout=${picture} nodes=${heats(picture, steps, sum)} />` : html`<span class="dim small">no picture</span>`}</div>
     <footer>${shown.length ? shown.map(([state, kind]) => html`<${Link} class=${`c-${kind}`} to=${search(`${term("machine", name)} status:${state}`)} title=${state.replace("_", " ")}><${Glyph} kind=${kind} size=${11} label=${state.replace("_", " ")} />${count(sum[state], MOST)}<//>`)
       : html`<span class="dim">no live instances</span>`}${sum.done > 0 && html`<${Link} class="c-done" to=${search(`${term("machine", name)} status:done`)}><${Glyph} kind="done" size=${11} label="done" />${count(sum.done, MOST_DONE)}<//>`}</footer></article>`;
 };

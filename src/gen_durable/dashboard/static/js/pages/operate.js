@@ -3,7 +3,7 @@ import { html, useEffect, useRef } from "../../vendor/preact.js";
 import { bytes, change, count, dur, local, moment, now, num, plural, rate, route, search, seconds, setQuery, T, term, useData, write } from "../lib.js";
 import { follow } from "./lists.js";
 import { Bars } from "../charts.js";
-import { Bar, Button, Code, Empty, Figure, Glyph, Head, Id, Json, kindOf, Link, Loaded, Panel, Ring, Segment, Status, Table, Tabs, Time } from "../ui.js";
+import { Bar, Button, Code, Empty, Figure, Glyph, Head, Id, Json, kindOf, Legend, Link, Loaded, Panel, Ring, Segment, Status, Table, Tabs, Time } from "../ui.js";
 
 const to = encodeURIComponent;
 const pairs = (...names) => names.map(name => [name, name]);
@@ -72,7 +72,7 @@ const Queues = () => html`<${Head} title="Queues & limits" sub="A paused queue s
 // Schedules
 const MOST = 48;
 const ScheduleAct = ({ one: { name }, verb, ...rest }) => html`<${Act} verb=${verb} of=${name} path=${`/schedules/${to(name)}/${verb.toLowerCase()}`} ...${rest} />`;
-const Edit = ({ one = {}, name = one.name }) => html`<${Act} icon=${name ? "edit" : "plus"} shows_changes=${name} text=${name ? "" : "New"} kind=${name ? "" : "primary"} verb=${name ? "Edit" : "Add"} of=${name ?? "a schedule"} path=${values => `/schedules/${to(name ?? values.name)}`}
+const Edit = ({ one = {}, name = one.name }) => html`<${Act} icon=${name ? "edit" : "plus"} shows_changes=${name} text=${name ? "" : "Add"} kind=${name ? "" : "primary"} verb=${name ? "Edit" : "Add"} of=${name ?? "a schedule"} path=${values => `/schedules/${to(name ?? values.name)}`}
   what="A worker whose code declares the schedule stores that definition when it starts." fields=${[
     ...(name ? [] : [{ name: "name", label: "Name", required: true, inPath: true }]),
     { name: "machine", label: "Machine", value: one.machine, required: true },
@@ -152,7 +152,7 @@ const Outbox = ({ query }) => html`<${Head} title="Outbox" sub="Events commit wi
   <${Log} path="/outbox/events" query=${query} by="state" tabs=${[["", "All"], ["pending", "Pending", "due"], ["dead", "Dead", "fail"], ["published", "Published", "done"]]} filters=${["sink", "type", "instance"]} columns=${eventColumns} icon="outbox" empty="Steps emit events with their outcome." />`;
 
 // Audit
-const KINDS = { failed: "fail", crashed: "fail", retried: "retry", paused: "retry", expired: "wait", signalled: "wait", cancelled: "cancel", deleted: "deleted", removed: "deleted", succeeded: "done", restored: "done", started: "run", triggered: "run" };
+const KINDS = { failed: "fail", crashed: "fail", retried: "retry", paused: "retry", expired: "wait", signalled: "wait", cancelled: "cancel", deleted: "deleted", removed: "deleted", succeeded: "done", restored: "done", finished: "done", started: "run", triggered: "run", resumed: "run", replayed: "retry" };
 const PAGES = { schedule: "schedules", audit: "audit", schema: "system" };
 const auditColumns = [
   { title: "At", cell: one => moment(one.at) },
@@ -172,18 +172,18 @@ const tableColumns = max => [
   { title: "Table", cell: one => one.name },
   { title: "Rows", num: true, cell: one => num(one.live) },
   { title: "Dead", num: true, cell: one => html`<span class=${one.dead > 2000 && one.dead > one.live * .3 ? "c-retry" : "dim"}>${num(one.dead)}</span>` },
-  { title: "Vacuum", num: true, wide: true, cell: one => html`<${Time} at=${one.vacuumed_at} />` },
+  { title: "Vacuumed", num: true, wide: true, cell: one => html`<${Time} at=${one.vacuumed_at} />` },
   { title: "Size", width: "25%", wide: true, cell: one => html`<${Bar} max=${max} parts=${[{ kind: "run", value: one.bytes }, { kind: "wait", value: one.index_bytes }]} label=${`indexes ${bytes(one.index_bytes)}`} />` },
-  { title: "Bytes", num: true, cell: one => bytes(size(one)) },
+  { title: "Total", num: true, cell: one => bytes(size(one)) },
 ];
 const System = () => {
   const answer = useData("/system", null, { every: 30 });
   return html`<${Head} title="System"><${Button} icon="retry" busy=${answer.loading} onClick=${answer.reload}>Check again<//><//>
-    <${Loaded} from=${answer}>${({ findings, passed, tables, retention, settings, at, ...server }) => html`<div class="cols2 start"><div class="stack"><${Panel} title="Doctor" aside=${plural(findings.length, "finding")} flush><div class="list findings">${findings.map(Finding)}
+    <${Loaded} from=${answer}>${({ findings, passed, tables, retention, settings, at, bytes: total, is_standby: standby, ...server }) => html`<div class="cols2 start"><div class="stack"><${Panel} title="Doctor" aside=${plural(findings.length, "finding")} flush><div class="list findings">${findings.map(Finding)}
         <div><${Glyph} kind="done" label="passed" /><div class="wrap">${passed.map(code => html`<span class="chip mono">${code}</span>`)}</div></div></div><//>
-      <${Panel} title="Server"><${Facts} ...${server} bytes=${bytes(server.bytes)} /><//>
-      <${Panel} title="Settings"><div class="stack"><${Chips} of=${Object.entries(settings)} /><h3>Retention, as this process has it</h3><${Chips} of=${Object.entries(retention).map(([name, time]) => [name.slice(10), dur(time)])} /></div><//></div>
-      <${Panel} title="Tables" aside="rows and indexes" flush><${Table} caption="Tables" columns=${tableColumns(size(tables[0]))} rows=${tables} keyOf=${one => one.name} more=${Facts} /><//></div>`}<//>`;
+      <${Panel} title="Server"><${Facts} ...${server} size=${bytes(total)} standby=${standby} /><//>
+      <${Panel} title="Settings"><div class="stack"><${Chips} of=${Object.entries(settings)} /><h3>Retention (settings of the dashboard process)</h3><${Chips} of=${Object.entries(retention).map(([name, time]) => [name.slice(10), dur(time)])} /></div><//></div>
+      <${Panel} title="Tables" aside=${html`<${Legend} items=${[["run", "rows"], ["wait", "indexes"]]} />`} flush><${Table} caption="Tables" columns=${tableColumns(size(tables[0]))} rows=${tables} keyOf=${one => one.name} more=${Facts} /><//></div>`}<//>`;
 };
 
 const ALL = { queues: Queues, schedules: Schedules, workers: Workers, outbox: Outbox, audit: Audit, system: System };

@@ -15,7 +15,7 @@ const Attention = ({ items }) => {
   const [all, setAll] = useState(items.length <= FEW + 1);
   return html`<${Panel} title="Needs attention" flush aside=${html`<${Link} to="/system">All checks<//>`}><div class="list attention">
     ${items.slice(0, all ? undefined : FEW).map(item => html`<div key=${item.what}><${Glyph} kind=${item.severity === "problem" ? "fail" : "notice"} size=${14} label=${item.severity} />
-      <p><span class="what">${strong(local(item.what), item.names)}</span><span class="small cut" title=${item.detail}>${local(item.detail)}</span></p>${item.since && html`<span class="dim small wide"><${Time} at=${item.since} /></span>`}
+      <p><span class="what">${strong(local(item.what), item.names)}</span><span class="small cut" title=${item.detail}>${local(item.detail)}</span></p>${item.since && html`<span class="dim small wide">${item.code === "failures" ? html`last <${Time} at=${item.since} />` : html`for <${Time} at=${item.since} form="age" />`}</span>`}
       ${item.action ? html`<${Button} small need=${item.action.need} onClick=${() => change(item.action.path, item.action)}>${item.action.text}<//>` : html`<${Button} small to=${item.page}>${item.title}<//>`}</div>`)}
     ${!all && html`<button type="button" class="more" onClick=${() => setAll(true)}>${num(items.length - FEW)} more</button>`}
     ${!items.length && html`<div><${Glyph} kind="done" /><p class="soft">All checks passed, no queue is paused, nothing failed.</p></div>`}</div><//>`;
