@@ -156,4 +156,8 @@ async def test_one_time_dashboard_asks_for_no_token(browser: Browser, client: As
         await page.goto(site)
         await expect(page.get_by_text("Open the link that was printed")).to_be_visible()
         await expect(page.get_by_role("button")).to_have_count(0)
+        await page.goto(f"{site}?token=token-of-this-visit")
+        # The token is used up, and its session still ends with a logout.
+        await page.get_by_role("button", name="Log out").click()
+        await expect(page.get_by_text("Open the link that was printed")).to_be_visible()
         await page.close()

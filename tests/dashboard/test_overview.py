@@ -147,6 +147,7 @@ async def test_paused_queue_is_resumed_on_the_page(
     async with Worker(MACHINES, dsn=durable_dsn, settings=FAST):
         async with log_in("read") as page:
             await expect(page.get_by_role("button", name="Resume the queue")).to_be_disabled()
+            await expect(page.locator(".attention")).to_contain_text(re.compile(r"nothing due.*for \d"))
         async with log_in("operate") as page:
             await page.get_by_role("button", name="Resume the queue").press("Enter")
             await page.get_by_label("Reason").fill("repaired")

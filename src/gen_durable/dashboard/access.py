@@ -132,7 +132,7 @@ class Access:
     @property
     def has_sessions(self) -> bool:
         """Whether the dashboard has sessions, which a logout ends. Those of the host application are not its own."""
-        return bool(self._tokens or self._users or self._one_time)
+        return self._authenticate is None or bool(self.ways)
 
     @property
     def hint(self) -> str:
