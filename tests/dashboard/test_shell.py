@@ -9,6 +9,7 @@ from playwright.async_api import Browser, Page, expect
 from gen_durable import AsyncClient, Context, Done, Machine, Outcome, step
 from gen_durable.dashboard import create_app
 from tests.dashboard.conftest import TOKEN_OF, LogIn, served, shot
+from tests.dashboard.shop import shop
 
 
 class Parcel(Machine[None, None], name="shop.parcel"):
@@ -73,6 +74,19 @@ async def test_menu_opens_on_a_narrow_screen(log_in: LogIn) -> None:
         await expect(page.get_by_role("link", name="Queues & limits").first).to_be_visible()
         await page.keyboard.press("Escape")
         await expect(page.get_by_role("navigation")).not_to_be_visible()
+
+
+@pytest.mark.parametrize("width", [800, 1040])
+async def test_actions_of_lists_are_visible_on_a_tablet(
+    log_in: LogIn, durable_dsn: str, client: AsyncClient, width: int
+) -> None:
+    hidden = """() => [...document.querySelectorAll("td .button")].filter(
+      node => node.getBoundingClientRect().right > node.closest(".panel").getBoundingClientRect().right).length"""
+    async with shop(durable_dsn, client), log_in(path="/queues", width=width) as page:
+        for path in ("queues", "schedules", "outbox"):
+            await page.goto(page.url.rpartition("/")[0] + f"/{path}")
+            await expect(page.locator("td .button").first).to_be_visible()
+            assert await page.evaluate(hidden) == 0, path
 
 
 @pytest.fixture

@@ -84,8 +84,8 @@ const INSTANCE = [
   { title: "Status", cell: row => html`<${Status} row=${row} /><small class="folded">${row.step}</small>` },
   { title: "Step", wide, class: "name", cell: row => html`<code>${row.step}</code>` },
   { title: "Details", wide, class: "cut", cell: About },
-  { title: "Queue", wide, class: "name", cell: row => row.queue },
-  { title: "Attempt", wide, num: true, cell: row => html`<span class=${row.attempt ? "c-retry" : "dim"}>${num(row.attempt + 1)}</span>` },
+  { title: "Queue", wide, class: "name wider", cell: row => row.queue },
+  { title: "Attempt", wide, class: "wider", num: true, cell: row => html`<span class=${row.attempt ? "c-retry" : "dim"}>${num(row.attempt + 1)}</span>` },
   { title: "In this state", wide, num: true, cell: row => html`<${Time} at=${row.since} form="age" />` },
   { title: "Age", num: true, cell: row => html`<${Time} at=${row.inserted_at} form="age" />` },
 ];

@@ -46,8 +46,8 @@ const queueColumns = [
   counted("Due", "due", "due"),
   { title: "Oldest due", num: true, cell: queue => html`<span class=${idle(queue) ? "c-fail" : queue.oldest ? "" : "dim"}>${dur(queue.oldest)}</span>` },
   { title: "Capacity in use", width: "180px", wide: true, cell: queue => html`<${To} class="row" to=${search(`${term("queue", queue.name)} status:executing`)}><${Use} n=${queue.executing} of=${queue.capacity} /><//>` },
-  counted("Later", "future", "later", { wide: true }),
-  counted("Gated", "gated", "gated", { wide: true }),
+  counted("Later", "future", "later", { class: "wide wider" }),
+  counted("Gated", "gated", "gated", { class: "wide wider" }),
   { title: "Workers", num: true, wide: true, cell: queue => html`<${To} to=${`/workers?queue=${to(queue.name)}`}>${num(queue.workers)}<//>` },
   { title: "", cell: queue => html`<div class="actions">
     ${queue.is_paused ? html`<${QueueAct} queue=${queue} icon="play" verb="Resume" />` : html`<${QueueAct} queue=${queue} icon="pause" verb="Pause" what="Workers start nothing from it until it is resumed. Running steps finish." />`}
@@ -95,8 +95,8 @@ const scheduleColumns = from => [
   { title: "Schedule", cell: one => html`<b>${one.name}</b><small><${Machine} name=${one.machine} /></small>` },
   { title: "When", wide: true, cell: one => html`${one.when}<small>${one.cron && html`<span class="mono">${one.cron}</span> ${one.tz}`}</small>` },
   { title: "Next", class: "note", cell: one => (one.paused_at ? html`<${Paused} is=${one} subject="schedule" /><small class="cut">${one.pause_reason}</small>` : html`<${Time} at=${one.next_at} form="until" /><small>${moment(one.next_at)}</small>`) },
-  { title: "Next 24 hours", wide: true, width: "22%", cell: one => html`<${Strip} times=${one.upcoming} from=${from} />` },
-  { title: "Last runs", wide: true, class: "note", cell: Runs },
+  { title: "Next 24 hours", class: "wide wider", width: "22%", cell: one => html`<${Strip} times=${one.upcoming} from=${from} />` },
+  { title: "Last runs", class: "note wide wider", cell: Runs },
   { title: "Fired", wide: true, num: true, cell: one => html`<${To} to=${search(term("schedule", one.name))}>${num(one.fired_count)}<//>` },
   { title: "", cell: one => html`<div class="actions"><${ScheduleAct} one=${one} icon="bolt" verb="Trigger" what="Inserts an instance now. The fire times stay the same." done=${({ id, is_new: isNew }) => [isNew ? `Inserted #${id}` : `#${id} already has the key`, isNew ? "done" : "notice", `/i/${id}`]} />
     ${one.paused_at ? html`<${ScheduleAct} one=${one} icon="play" verb="Resume" />` : html`<${ScheduleAct} one=${one} icon="pause" verb="Pause" what="Fire times during the pause are skipped." />`}<${Edit} one=${one} />
@@ -172,8 +172,8 @@ const tableColumns = max => [
   { title: "Table", cell: one => one.name },
   { title: "Rows", num: true, cell: one => num(one.live) },
   { title: "Dead", num: true, cell: one => html`<span class=${one.dead > 2000 && one.dead > one.live * .3 ? "c-retry" : "dim"}>${num(one.dead)}</span>` },
-  { title: "Vacuumed", num: true, wide: true, cell: one => html`<${Time} at=${one.vacuumed_at} />` },
-  { title: "Size", width: "25%", wide: true, cell: one => html`<${Bar} max=${max} parts=${[{ kind: "run", value: one.bytes }, { kind: "wait", value: one.index_bytes }]} label=${`indexes ${bytes(one.index_bytes)}`} />` },
+  { title: "Vacuumed", num: true, class: "wide wider", cell: one => html`<${Time} at=${one.vacuumed_at} />` },
+  { title: "Size", width: "25%", class: "wide wider", cell: one => html`<${Bar} max=${max} parts=${[{ kind: "run", value: one.bytes }, { kind: "wait", value: one.index_bytes }]} label=${`indexes ${bytes(one.index_bytes)}`} />` },
   { title: "Total", num: true, cell: one => bytes(size(one)) },
 ];
 const System = () => {
