@@ -21,6 +21,8 @@ _WORD: Final = re.compile(r"[\w$]")
 # A slash behind one of these begins a regular expression; behind others, it divides.
 _BEFORE_REGEX: Final = frozenset("([{,;:=!?&|+-*%<>~^\n")
 _KEYWORDS_BEFORE_REGEX: Final = frozenset({"return", "typeof", "case", "in", "of", "else"})
+_EDGE: Final = re.compile(r"^\n|\n$")
+_QUOTED: Final = re.compile(r'="([\w-]+)"(?=\s|$)')
 # A line break beside one of these cannot end a statement.
 _NO_END_AFTER: Final = frozenset("([{,;:=?&|>")
 _NO_END_BEFORE: Final = frozenset(")]},.:?&|")
@@ -85,12 +87,15 @@ class _Compact:
     def _template(self) -> None:
         """Copy a template literal. In those of `html`, line breaks with indentation mean nothing."""
         is_html = self._last == "html" and not self._space
+        is_in_tag = False
         self._at += 1
         self._put("`")
         while True:
             _, text = self._match(_TEXT)
             self._at += len(text)
-            self._parts.append(re.sub(r"\s*\n\s*", "\n", text) if is_html else text)
+            if is_html:
+                text, is_in_tag = _markup(re.sub(r"\s*\n\s*", "\n", text), is_in_tag=is_in_tag)
+            self._parts.append(text)
             if self._source[self._at] == "`":
                 break
             self._at += 2
@@ -103,3 +108,17 @@ class _Compact:
         self._at += 1
         self._parts.append("`")
         self._last, self._space = "`", ""
+
+
+def _markup(text: str, *, is_in_tag: bool) -> tuple[str, bool]:
+    """Return a part of an `html` template without what htm ignores, and whether a tag continues behind it.
+
+    htm trims line breaks at both ends of a text, and takes values of attributes without quotes.
+    """
+    parts = re.split("([<>])", text)
+    for at, part in enumerate(parts):
+        if part in ("<", ">"):
+            is_in_tag = part == "<"
+        else:
+            parts[at] = _QUOTED.sub(r"=\1", part) if is_in_tag else _EDGE.sub("", part)
+    return "".join(parts), is_in_tag
