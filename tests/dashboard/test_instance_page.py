@@ -61,9 +61,19 @@ class Trip(Machine[int, str], name="shop.trip", history="all"):
         return Done()
 
 
+class Agent(Machine[int, None], name="shop.agent"):
+    @step(initial=True)
+    async def think(self, ctx: Context[int]) -> Outcome[None]:
+        return Next(self.act) if ctx.state else Done()
+
+    @step
+    async def act(self, ctx: Context[int]) -> Outcome[None]:
+        return Next(self.think, ctx.state - 1)
+
+
 @pytest.fixture
 async def worker(durable_dsn: str) -> AsyncIterator[Worker]:
-    async with Worker([*MACHINES, Trip], dsn=durable_dsn, settings=FAST) as running:
+    async with Worker([*MACHINES, Agent, Trip], dsn=durable_dsn, settings=FAST) as running:
         yield running
 
 
@@ -270,6 +280,20 @@ async def test_undone_instance_ends_as_it_began_to_be_undone(
         await expect(path.locator("path[data-key='book_flight>cancel_flight']")).to_have_class(
             re.compile(r"\bpath$")
         )
+
+
+async def test_long_lists_show_the_selected_transition(log_in: LogIn, worker: Worker) -> None:
+    agent = await worker.insert(Agent, 30)
+    await worker.wait(agent)
+    async with log_in("read", path=f"/i/{agent.id}") as page:
+        await expect(page.locator(".hops li")).to_have_count(62)
+        shown = """([box, row]) => {
+          const [a, b] = [box, row].map(css => document.querySelector(css).getBoundingClientRect());
+          return a.top <= b.top && b.bottom <= a.bottom;
+        }"""
+        assert await page.evaluate(shown, [".hops", ".hops [aria-current=true]"])
+        assert await page.evaluate(shown, [".gantt", ".gantt .on"])
+        assert await page.evaluate("scrollY") == 0
 
 
 # Shapes of two boxes that share a point.

@@ -1,5 +1,5 @@
 // One instance: why it does not run, its path, its timeline, what belongs to it, and the changes that the server offers.
-import { html, useEffect, useMemo, useState } from "../../vendor/preact.js";
+import { html, useEffect, useMemo, useRef, useState } from "../../vendor/preact.js";
 import { ago, api, clock, confirm, count, dur, go, moment, now, num, plural, search, seconds, setQuery, T, time, toast, until, useData, useTopic, write } from "../lib.js";
 import { Bar, Button, Code, Diff, Empty, Glyph, Head, Id, Json, kindOf, Link, Loaded, Menu, Panel, Segment, Status, Table, Tabs, Time } from "../ui.js";
 import { Graph } from "../graph.js";
@@ -90,7 +90,17 @@ const Path = ({ page, index, onMove }) => {
     <div class="scrub">${go(-1, "left", "Previous transition")}<input type="range" max=${last} value=${index} disabled=${!last} aria-label="Transition" aria-valuetext=${`${one.step_seq}: ${target(one)}`} onInput=${event => onMove(+event.target.value)} />${go(1, "right", "Next transition")}<span>${stamp(one.finished_at, { ms: true })}</span></div><//>`;
 };
 
-const Steps = ({ page: { transitions }, index, onMove }) => html`<${Panel} title="Steps" flush aside=${html`<span><kbd>←</kbd> <kbd>→</kbd></span>`}><ol class="hops">${transitions.map((one, i) => {
+/** A list that scrolls to the selected transition. */
+function useScroll(index) {
+  const box = useRef();
+  useEffect(() => {
+    const list = box.current, one = list.querySelector("[aria-current=true], .on");
+    if (one) list.scrollTop = one.offsetTop - list.clientHeight / 2;
+  }, [index]);
+  return box;
+}
+
+const Steps = ({ page: { transitions }, index, onMove }) => html`<${Panel} title="Steps" flush aside=${html`<span><kbd>←</kbd> <kbd>→</kbd></span>`}><ol class="hops" ref=${useScroll(index)}>${transitions.map((one, i) => {
   const { signals = [], outcome, executions, ...next } = transitions[i + 1] ?? {};
   return html`<li key=${i}><button type="button" aria-current=${i === index} onClick=${() => onMove(i)}><span class="dim">${one.to && one.step_seq + 1}</span>${one.to ?? html`<${Status} kind=${ENDS[target(one)]} />`}
     <span class="cut soft">${signals.length > 0 && `after ${signals.join(", ")}`}${outcome === "edit" ? "edited" : outcome && !one.to && "retried"} ${executions > 1 && html`<span class="c-retry">×${executions}</span>`}</span><span class="dim">${ran(next) != null && ranFor(ran(next))}</span></button></li>`;
@@ -110,13 +120,13 @@ const place = ([from, to]) => ({ left: `${from * 100}%`, width: `${(to - from) *
 const Timeline = ({ timeline: { rows, marks, folds, at, duration, running, legend }, seq, onPick }) => {
   const [by, setBy] = useState("folded"), folded = by === "folded" && folds.length > 0;
   return html`<${Panel} title="Timeline" flush aside=${html`<span>${dur(running)} running in ${dur(duration)}</span><${Segment} label="Time axis" items=${[["folded", "Folded"], ["true", "True to time"]]} value=${by} onPick=${setBy} />`}>
-    <div class="gantt"><div class="back">${folded ? folds.map(fold => html`<i class="fold" style=${place(fold.folded)}>${dur(fold.duration).replace(/ \d+ .$/, "")}</i>`)
+    <div class="gantt" ref=${useScroll(seq)}><div><div class="back">${folded ? folds.map(fold => html`<i class="fold" style=${place(fold.folded)}>${dur(fold.duration).replace(/ \d+ .$/, "")}</i>`)
         : [.25, .5, .75].map(part => html`<i class="tick" style=${place([part, part])}>+${dur(seconds(duration) * part)}</i>`)}
         ${marks.map(mark => html`<i class=${`mark c-${mark.kind}`} style=${place([mark[by], mark[by]])} title=${mark.text}><span class="hidden">${time(mark.at)} ${mark.text}</span></i>`)}</div>
       <table aria-label=${`Timeline from ${moment(at)}`}><tbody>${rows.map(row => html`<tr class=${row.first != null && row.first <= seq + 1 && seq < row.last ? "on" : ""} onClick=${() => row.last && onPick(row.last - 1)}>
-          <th scope="row">${row.last ? html`<span class="dim">${row.first}</span>${row.name}${row.times > 1 && ` ×${row.times}`}` : row.child ? html`<${Glyph} kind=${kindOf(row.status)} size=${10} /><${Id} id=${row.child} />` : row.name}</th>
+          <th scope="row" title=${row.name}>${row.last ? html`<span class="dim">${row.first}</span>${row.name}${row.times > 1 && ` ×${row.times}`}` : row.child ? html`<${Glyph} kind=${kindOf(row.status)} size=${10} /><${Id} id=${row.child} />` : row.name}</th>
           <td><div>${row.bars.map(bar => html`<i class=${`c-${bar.kind}${bar.is_wait ? " wait" : ""}`} style=${place(bar[by])} title=${`${bar.text}; ${dur(bar.duration)} from ${time(bar.at, { ms: true })}`}><span class="hidden">${bar.text}, ${dur(bar.duration)}; </span></i>`)}</div></td>
-          <td>${dur(row.duration)}</td></tr>`)}</tbody></table></div>
+          <td>${dur(row.duration)}</td></tr>`)}</tbody></table></div></div>
     <div class="legend">${legend.map(([kind, word]) => html`<span><i class=${`bg-${kind}`} />${word}</span>`)}${marks.length > 0 && html`<span><i class="mark c-wait" />signal or change</span>`}${folded && html`<span><i class="fold" />nothing ran</span>`}</div><//>`;
 };
 
