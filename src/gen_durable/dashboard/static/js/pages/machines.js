@@ -1,7 +1,7 @@
 // All machines, as cards with their picture in small.
 import { html, useState } from "../../vendor/preact.js";
 import { count, num, plural, rate, search, seconds, term, useData } from "../lib.js";
-import { Button, Code, Empty, Glyph, Head, Link, Loaded } from "../ui.js";
+import { Button, Code, Empty, Glyph, Head, Link, Loaded, Panel } from "../ui.js";
 import { Mini } from "../graph.js";
 
 // Of each step and version the server counts at most these many live and done instances.
@@ -34,7 +34,7 @@ export const Card = ({ machine, steps = {}, figures }) => {
 };
 
 /** What a new installation shows. */
-export const FirstRun = () => html`<${Empty} icon="machines" title="No machines yet"><p>A machine appears here when a worker that has it starts:</p><${Code} text="gen-durable worker app.py" /><//>`;
+export const FirstRun = () => html`<${Panel}><${Empty} icon="machines" title="No machines yet"><p>A machine appears here when a worker that has it starts:</p><${Code} text="gen-durable worker app.py" /><//><//>`;
 
 export default function Machines() {
   const answer = useData("/machines", null, { every: 10 });

@@ -125,7 +125,7 @@ const Workers = ({ query }) => {
   return html`<${Head} title="Workers" sub="Workers that stopped without a clean shutdown stay here for 10 minutes." badge=${queue && html`<${Button} small icon="close" onClick=${() => setQuery({ queue: "" })}>queue ${queue}<//>`} />
     <${Loaded} from=${useData("/workers", null, { topic: "workers" })}>${({ workers }) => {
       const found = workers.filter(one => !queue || one.serves.some(each => each.name === queue));
-      return found.length ? html`<div class="cards">${found.map(one => html`<${Worker} key=${one.name} ...${one} />`)}</div>` : html`<${Empty} icon="workers" title="No worker runs"><${Code} text="gen-durable worker app.py" /><//>`;
+      return found.length ? html`<div class="cards">${found.map(one => html`<${Worker} key=${one.name} ...${one} />`)}</div>` : html`<${Panel}><${Empty} icon="workers" title="No worker runs"><${Code} text="gen-durable worker app.py" /><//><//>`;
     }}<//>`;
 };
 

@@ -52,7 +52,7 @@ export default function Overview({ query }) {
   const started = name => figures.data?.machines[name]?.started ?? 0;
   return html`<${Loaded} from=${answer}>${({ machines }) => html`<${Head} title="Overview" sub=${plural(machines.length, "machine")}><${Range} value=${range} /><//>
     ${(machines.length > 0 || items?.length > 0) && html`<${Loaded} from=${attention} rows=${2}>${() => html`<${Attention} items=${items} />`}<//>`}
-    ${!machines.length ? html`<${Panel}><${FirstRun} /><//>` : html`<${Loaded} from=${figures}>${data => html`<${Figures} data=${data} range=${range} /><${Charts} data=${data} of=${query.get("latency") === "run" ? "run" : "wait"} />`}<//>
+    ${!machines.length ? html`<${FirstRun} />` : html`<${Loaded} from=${figures}>${data => html`<${Figures} data=${data} range=${range} /><${Charts} data=${data} of=${query.get("latency") === "run" ? "run" : "wait"} />`}<//>
       <div class="head"><h2>Machines</h2><div class="tools"><${Link} to="/machines">All machines<//></div></div>
       <div class="cards">${machines.toSorted((a, b) => started(b.name) - started(a.name)).slice(0, MOST_CARDS).map(one => html`<${Card} key=${one.name} machine=${one} steps=${population?.[one.name]} figures=${figures.data && { range, started: started(one.name) / seconds(figures.data.period) }} />`)}</div>`}`}<//>`;
 }
