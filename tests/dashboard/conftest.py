@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import httpx
 import pytest
+import pytest_asyncio
 import uvicorn
 from playwright.async_api import Browser, ConsoleMessage, Error, Page, async_playwright, expect
 
@@ -27,18 +26,6 @@ TOKENS: Final = {
     "token-of-an-admin-00": User("ann", "admin"),
 }
 TOKEN_OF: Final[Mapping[str, str]] = {user.role: token for token, user in TOKENS.items()}
-
-_CHROMIUM: Final = (
-    *(
-        "--headless",
-        "--remote-debugging-port=0",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--no-first-run",
-    ),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic"),
-    *("--disable-extensions", "--mute-audio", "--hide-scrollbars", "--force-color-profile=srgb"),
-)
 
 LogIn: TypeAlias = Callable[..., AbstractAsyncContextManager[Page]]
 
@@ -111,32 +98,33 @@ async def site(dashboard: Dashboard) -> AsyncIterator[str]:
         yield address
 
 
-@pytest.fixture(scope="session")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of one Chromium for all tests of this process: starting it takes longer than most tests."""
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def chromium() -> AsyncIterator[Browser]:
+    """One Chromium and its driver for all tests of this process: starting them takes longer than most tests."""
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("there is no chromium on this machine; .ci/run installs it")
-    profile = tmp_path_factory.mktemp("chromium")
-    # Chromium cannot use its sandbox as root, as in a container.
-    options = [*_CHROMIUM, f"--user-data-dir={profile}", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen([path, *options, "about:blank"], stdout=quiet, stderr=quiet) as process:
-        port = profile / "DevToolsActivePort"
-        deadline = time.monotonic() + 60
-        while not (port.exists() and port.read_text().count("\n")):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port.read_text().splitlines()[0]}"
-        process.kill()
+    expect.set_options(timeout=15_000)  # machines of CI are slow at times
+    async with async_playwright() as playwright:
+        # Chromium cannot use its sandbox as root, as in a container.
+        started = await playwright.chromium.launch(
+            executable_path=path, args=["--disable-gpu"], chromium_sandbox=os.geteuid() != 0, timeout=60_000
+        )
+        yield started
+        await started.close()
 
 
 @pytest.fixture
-async def browser(chromium: str) -> AsyncIterator[Browser]:
-    expect.set_options(timeout=15_000)  # machines of CI are slow at times
-    async with async_playwright() as playwright:
-        yield await playwright.chromium.connect_over_cdp(chromium)
+def _function_scoped_runner(_session_scoped_runner: asyncio.Runner) -> asyncio.Runner:
+    """Run the tests of this folder on the event loop of `chromium`, which all of them share."""
+    return _session_scoped_runner
+
+
+@pytest.fixture
+async def browser(chromium: Browser) -> AsyncIterator[Browser]:
+    yield chromium
+    for context in chromium.contexts:
+        await context.close()
 
 
 @pytest.fixture
@@ -175,8 +163,10 @@ async def log_in(browser: Browser, site: str) -> LogIn:
         login = await context.request.post(f"{site}/api/login", data={"token": TOKEN_OF[role]})
         assert login.status == 204, await login.text()
         await page.goto(f"{site}{path}")
-        yield page
-        await context.close()
+        try:
+            yield page
+        finally:
+            await context.close()
         assert not problems, problems
 
     return opened

@@ -1,5 +1,5 @@
 // The shell: navigation, top bar, dialogs, and the page that belongs to the address.
-import { html, render, useEffect, useErrorBoundary, useRef, useState } from "../vendor/preact.js";
+import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useRef, useState } from "../vendor/preact.js";
 import { age, api, clock, count, dialog, down, go, href, live, loadSession, num, parse, pause, retry, route, search, session, theme, toast, toasts, useData, write } from "./lib.js";
 import { Button, Diff, Empty, Glyph, Icon, Link, Modal, Skeleton, Trouble, useChoice } from "./ui.js";
 
@@ -280,7 +280,7 @@ const Shell = () => {
     first.current = path;
     setOpen(null);
   }, [path]);
-  useEffect(() => {
+  useLayoutEffect(() => {
     addEventListener("keydown", press);
     return () => removeEventListener("keydown", press);
   }, []);
