@@ -174,12 +174,13 @@ async def test_failed_request_leaves_its_key(client: AsyncClient, http: httpx.As
 
 
 @pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("pooler", ["none", "transaction"])
 async def test_concurrent_requests_make_one_change(
-    client: AsyncClient, durable_dsn: str, durable_settings: Settings
+    client: AsyncClient, durable_dsn: str, pooler: Any
 ) -> None:
     """Two dashboards, as in two processes."""
     async with (
-        AsyncClient(durable_dsn, settings=durable_settings) as second,
+        AsyncClient(durable_dsn, settings=Settings(pooler=pooler)) as second,
         http_as(create_app(client, tokens=TOKENS), "admin") as http,
         http_as(create_app(second, tokens=TOKENS), "admin") as other,
     ):

@@ -105,10 +105,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
                     "A change needs the header X-CSRF-Token.",
                     "Send the token that /api/session returns, or authenticate by a bearer token.",
                 )
+            content = await _read(request, _MAX_BODY)
             if self.body is not None:
-                given["body"] = await body_of(request, self.body, _MAX_BODY)
-        if self.method == "POST":
-            return await self._change(board, request, user, given)
+                given["body"] = _decoded(content, self.body)
+            return await self._change(board, request, user, given, content)
         if self.every:
             key = f"{user.role} {request.scope['path']}?{sorted(request.query_params.items())}"
             content = await board.shared(key, self.every, lambda: self._content(board, given))
@@ -119,14 +119,15 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     async def _content(self, board: Board, given: Mapping[str, Any]) -> bytes:
         return msgspec.json.encode(await self.function(board, **given))
 
-    async def _change(self, board: Board, request: Request, user: User, given: Mapping[str, Any]) -> Response:
+    async def _change(
+        self, board: Board, request: Request, user: User, given: Mapping[str, Any], body: bytes
+    ) -> Response:
         headers = {}
         if (key := key_of(request)) is None:
             made = await self.function(board, **given)
             content = msgspec.json.encode(made)
         else:
-            values = {name: value for name, value in given.items() if name != "user"}
-            digest = digest_of(self.method, self.path, values)
+            digest = digest_of(self.method, self.path, self._of_path(request), body)
             content, is_earlier = await answer_once(
                 board, user, key, digest, lambda bound: self.function(bound, **given)
             )
@@ -181,6 +182,10 @@ async def body_of(request: Request, kind: type[StructT], most: int) -> StructT:
     Raises:
         ProblemError: it is not JSON, not of this type, too large, or does not arrive in time.
     """
+    return _decoded(await _read(request, most), kind)
+
+
+async def _read(request: Request, most: int) -> bytes:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise ProblemError(415, "The body has to be JSON", f"content-type is {content_type or 'missing'!r}")
@@ -193,8 +198,12 @@ async def body_of(request: Request, kind: type[StructT], most: int) -> StructT:
                     raise ProblemError(413, "The body is too large", f"It may have {most:,} bytes.")
     except TimeoutError:
         raise ProblemError(408, "The body did not arrive in time", f"{_BODY_SECONDS:.0f} s") from None
+    return bytes(body)
+
+
+def _decoded(body: bytes, kind: type[StructT]) -> StructT:
     try:
-        return msgspec.json.decode(bytes(body) or b"{}", type=kind)
+        return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = str(error)
         field = _FIELD.search(text)

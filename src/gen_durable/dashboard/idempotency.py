@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import random
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -46,9 +46,12 @@ def key_of(request: Request) -> str | None:
     )
 
 
-def digest_of(method: str, path: str, *values: Any) -> bytes:
-    """Return what tells a request from others with the same key."""
-    return hashlib.sha256(msgspec.json.encode([method, path, *values])).digest()
+def digest_of(method: str, path: str, parameters: Mapping[str, Any], body: bytes) -> bytes:
+    """Return what tells a request from others with the same key.
+
+    Of the body as it was sent: another version of the library may know more fields, and answers as well.
+    """
+    return hashlib.sha256(msgspec.json.encode([method, path, parameters]) + body).digest()
 
 
 async def answer_once(
