@@ -13,6 +13,7 @@ from playwright.async_api import ElementHandle, Page, Request, expect
 from gen_durable import AsyncClient
 from tests.dashboard.conftest import LogIn, shot
 from tests.dashboard.shop import Shop, shop
+from tests.support.accessibility import VIOLATIONS
 from tests.support.dashboard_pages import PAGES, PageRoute
 
 # Longer than most: one browser page walks all pages, and opens all their dialogs.
@@ -23,12 +24,6 @@ THEMES: Final[tuple[tuple[Literal["light", "dark"], list[str] | None], ...]] = (
     ("light", None),
     ("dark", ["color-contrast"]),
 )
-FOUND: Final = """async ([within, rules]) => {
-  const options = { resultTypes: ["violations"], ...(rules && { runOnly: rules }) };
-  const { violations } = await axe.run(within ?? document, options);
-  return violations.filter(one => ["serious", "critical"].includes(one.impact))
-    .flatMap(one => one.nodes.map(node => `${one.id}: ${node.target} ${node.failureSummary.split("\\n")[1] ?? ""}`));
-}"""
 # What reacts to the mouse but not to the keyboard, by the cursor that it shows.
 MOUSE_ONLY: Final = """() => [...document.querySelectorAll("main *")].filter(node => getComputedStyle(node).cursor === "pointer"
   && !node.closest("a[href], button, input, select, textarea, label, summary, [tabindex]")).map(node => node.outerHTML.slice(0, 200))"""
@@ -89,7 +84,7 @@ class Sweep:
         for theme, rules in self._themes:
             await self.page.emulate_media(color_scheme=theme)
             await shot(self.page, f"{theme}-{where}".replace("/", "_"))
-            found = await self.page.evaluate(FOUND, [within, rules])
+            found = await self.page.evaluate(VIOLATIONS, [within, rules])
             self.found += [f"{theme} {where}: {one}" for one in found]
         self._themes.reverse()  # the page has the last theme: switching draws all of it again
 
