@@ -25,7 +25,7 @@ async def test_batches_are_shown_continued_and_stopped(log_in: LogIn, client: As
         await expect(row).to_contain_text("0 of 4")
         await row.get_by_role("button", name="Continue").click()
         await expect(row).to_contain_text("finished")
-        await expect(row).to_contain_text("2 cancelled, 2 unchanged")
+        await expect(row).to_contain_text("2 cancelled, 1 unchanged, 1 missing")
         await expect(row.get_by_role("button", name="Stop")).to_have_count(0)
         await page.get_by_role("button", name="Details of 1").press("Enter")
         details = page.locator("tr.details")

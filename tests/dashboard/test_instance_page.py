@@ -57,7 +57,7 @@ class Trip(Machine[int, str], name="shop.trip", history="all"):
         return Done("booked")
 
     @step
-    async def cancel_flight(self, ctx: Context[int]) -> Outcome[Any]:
+    async def cancel_flight(self, ctx: Context[int]) -> Outcome:
         return Done()
 
 

@@ -352,9 +352,11 @@ def _outcomes(found: Batch) -> list[tuple[BatchOutcome, int]]:
 
 
 def _result(found: Batch) -> str:
-    changes = [f"{number:,} {outcome}" for outcome, number in _outcomes(found) if outcome in CHANGED]
-    unchanged = sum(number for outcome, number in _outcomes(found) if outcome not in CHANGED)
-    return ", ".join([*changes, *([f"{unchanged:,} unchanged"] if unchanged else [])]) or "nothing changed"
+    counts: dict[str, int] = {}
+    for outcome, number in _outcomes(found):
+        word = outcome if outcome in CHANGED or outcome == "missing" else "unchanged"
+        counts[word] = counts.get(word, 0) + number
+    return ", ".join(f"{number:,} {word}" for word, number in counts.items()) or "nothing changed"
 
 
 def _words(found: Batch) -> str:

@@ -290,7 +290,8 @@ export function useChoice(items, onPick, { open = true, first = 0 } = {}) {
   };
   const input = { role: "combobox", "aria-expanded": open && items.length > 0, "aria-controls": id, "aria-autocomplete": "list", autocomplete: "off", spellcheck: false,
     "aria-activedescendant": open && items[index] ? `${id}${index}` : undefined };
-  const option = i => ({ id: `${id}${i}`, role: "option", "aria-selected": i === index, onMouseMove: () => setAt(i), onMouseDown: event => (event.preventDefault(), onPick(items[i])) });
+  // A list that appears below a resting mouse gets an event as well.
+  const option = i => ({ id: `${id}${i}`, role: "option", "aria-selected": i === index, onMouseMove: event => (event.movementX || event.movementY) && setAt(i), onMouseDown: event => (event.preventDefault(), onPick(items[i])) });
   return { keys, input, option, list: { id, role: "listbox" } };
 }
 
