@@ -23,6 +23,7 @@ from gen_durable.dashboard.compact import compact
         ('html`<${P} a="b" c=${d} e="f"\n  g>h="i" j\n  k<//>`', 'html`<${P} a=b c=${d} e=f\ng>h="i" j\nk<//>`'),
         ("`${ {a: `}`} }` + 1", "`${{a:`}`}}`+1"),
         ("if (a) b();\nelse c();\nd", "if(a)b();else c();d"),
+        ("if (a) { b();\n}\n() => { c; };", "if(a){b()}\n()=>{c};"),
         ("let a\nlet b\nx++\ny", "let a\nlet b\nx++\ny"),
     ],
 )  # fmt: skip

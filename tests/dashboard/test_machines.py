@@ -195,6 +195,22 @@ def test_transitions_of_handle_begin_at_its_node() -> None:
     assert unread(graph, 2, counted) == ()
 
 
+def test_executions_of_an_undo_step_are_at_its_edge() -> None:
+    edges = (
+        Edge(source="fly", target="refund", kind="undo"),
+        Edge(source="a", target="shared", kind="undo"),
+        Edge(source="b", target="shared", kind="undo"),
+    )
+    graph = Graph(machine="trip", version=1, initial="fly", nodes=(Node(id="fly"),), edges=edges)
+    counted = [
+        EdgeRates(step=step, version=1, outcome=outcome, cause=None, to_step=None, executions=n)
+        for step, outcome, n in [
+            ("refund", "undo", 2), ("refund", "undone", 3), ("refund", "retry", 7), ("shared", "undone", 5),
+        ]
+    ]  # fmt: skip
+    assert transitions(counted, graph) == {"fly>refund": 5, "refund>refund": 7}
+
+
 async def test_errors_are_those_of_the_machine(http: httpx.AsyncClient, worker: Worker) -> None:
     await worker.wait(await worker.insert(fragile, XSS))
     [error] = (await http.get("/api/machines/shop.fragile/errors?version=1")).json()["groups"]

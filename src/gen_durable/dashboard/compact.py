@@ -75,6 +75,9 @@ class _Compact:
 
     def _put(self, text: str) -> None:
         before, after = self._last[-1], text[0]
+        if text == "}" and before == ";":
+            # The last statement of a block ends without it. There are no empty statements, such as `while (next());`.
+            self._parts.pop()
         if "\n" in self._space and before not in _NO_END_AFTER and after not in _NO_END_BEFORE:
             self._parts.append("\n")
         elif self._space and (

@@ -152,10 +152,20 @@ def _shares(flow: Mapping[str, int]) -> dict[str, Flow]:
 
 
 def transitions(edges: Iterable[EdgeRates], graph: Graph | None) -> dict[str, int]:
-    """Count transitions by edge of the picture: `source>target`. Those of `handle` begin at its own node."""
+    """Count transitions by edge of the picture: `source>target`. Those of `handle` begin at its own node.
+
+    An undo step begins after any step, but its edge begins at the step that it undoes. So its executions are counted,
+    unless several steps share it.
+    """
     known = set() if graph is None else {(edge.source, edge.target) for edge in graph.edges}
+    undone: defaultdict[str, list[str]] = defaultdict(list)
+    for drawn in graph.edges if graph is not None else ():
+        if drawn.kind == "undo":
+            undone[drawn.target].append(drawn.source)
     flow: Counter[str] = Counter()
     for edge in edges:
+        if len(undone[edge.step]) == 1 and edge.outcome not in _REPEATED:
+            flow[f"{undone[edge.step][0]}>{edge.step}"] += edge.executions
         target = edge.to_step or (edge.step if edge.outcome in _REPEATED else _ENDS.get(edge.outcome))
         if target is not None:
             is_handled = (edge.step, target) not in known and (HANDLE, target) in known
