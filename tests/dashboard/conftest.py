@@ -76,7 +76,15 @@ async def http(dashboard: Dashboard) -> AsyncIterator[httpx.AsyncClient]:
 @asynccontextmanager
 async def served(app: Dashboard) -> AsyncIterator[str]:
     """Serve an application on a free port of loopback; yields its address."""
-    config = uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1, lifespan="off")
+    # Playwright keeps connections open, and fails if the server closes one that it is about to use.
+    config = uvicorn.Config(
+        app,
+        port=0,
+        log_level="warning",
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=600,
+        lifespan="off",
+    )
     server = uvicorn.Server(config)
     serving = asyncio.ensure_future(server.serve())
     async with asyncio.timeout(30):
