@@ -88,9 +88,14 @@ async def test_rolling_upgrade_over_three_versions_under_faults(
             for number in range(_PRODUCERS):
                 group.create_task(_produce(campaign, deploy, f"{SEED} {number}"))
             group.create_task(campaign.watch())
-            # Version 1 parks them, and version 3 continues them.
-            parcel = new_parcel("first", waits=True, pace=0)
-            kept = [await arena.producer.insert_surely(f"kept {n}", First, parcel) for n in range(5)]
+            # They are parked until version 3 alone is left, which continues states of both older versions.
+            kept = [
+                await arena.producer.insert_surely(
+                    f"kept {release} {n}", RELEASES[release], new_parcel(release, waits=True, pace=0)
+                )
+                for release in ("first", "third")
+                for n in range(5)
+            ]
             await nemesis.rage(SECONDS)
             campaign.is_over = True
         await deploy.complete()
