@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -113,6 +114,9 @@ async def client(request: pytest.FixtureRequest, durable_dsn: str) -> AsyncItera
 
 def pytest_configure() -> None:
     gc.disable()
+    # Shells ignore SIGINT in background jobs; programs that tests start would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
