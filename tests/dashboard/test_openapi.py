@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from gen_durable.dashboard.endpoints import endpoints
 from gen_durable.dashboard.openapi import document
@@ -29,6 +28,8 @@ def test_document_has_every_endpoint_once() -> None:
 
 
 def test_document_is_valid_openapi() -> None:
+    from openapi_spec_validator import OpenAPIV31SpecValidator  # takes a second, in each test process
+
     assert [error.message for error in OpenAPIV31SpecValidator(document()).iter_errors()] == []
     wrong = document()
     wrong["paths"]["/api/queues"]["get"]["summary"] = 1
