@@ -23,9 +23,18 @@ from tests.cli.machines import Checkout, Parcel
 from tests.cli.program import exit_code, start
 
 
-def test_watch_prints_each_change_until_the_end(gd: Gd, shop: Harness) -> None:
+def test_watch_prints_each_change_until_the_end(
+    gd: Gd, shop: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shop.insert(Checkout, {"order": 1}, correlation_key="order:1")
-    paying = threading.Timer(0.5, lambda: (shop.signal(1, "payment", 5), shop.drain()))
+    printed, print_row = threading.Event(), _Printer.print
+
+    def print_and_set(printer: _Printer, *values: Any) -> None:
+        print_row(printer, *values)
+        printed.set()
+
+    monkeypatch.setattr(_Printer, "print", print_and_set)
+    paying = threading.Thread(target=lambda: (printed.wait(30), shop.signal(1, "payment", 5), shop.drain()))
     paying.start()
     code, lines, errors = output(gd("watch", "order:1"))
     paying.join()
