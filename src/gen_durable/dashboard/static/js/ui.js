@@ -276,7 +276,8 @@ export function useChoice(items, onPick, { open = true, first = 0 } = {}) {
   const [at, setAt] = useState(first);
   const id = useId();
   const index = Math.min(at, items.length - 1);
-  useEffect(() => setAt(first), [JSON.stringify(items.map(item => item.text))]);
+  // Before keys arrive: an arrow key pressed at once would be forgotten.
+  useLayoutEffect(() => setAt(first), [JSON.stringify(items.map(item => item.text))]);
   useEffect(() => document.getElementById(`${id}${index}`)?.scrollIntoView({ block: "nearest" }), [index]);
   const keys = event => {
     if (!open || !items.length) return false;
