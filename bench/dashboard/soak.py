@@ -1,7 +1,8 @@
 """`./run bench --dashboard-soak MINUTES`: a worker at full speed, in turn without and with 50 open pages.
 
 The dashboard is a process of its own, `gen-durable dash`, as in production. 48 pages are connections without a
-browser, and two are in Chromium. These clients run with the lowest priority, because they would be on other machines.
+browser, and two are in Chromium. These clients get only time that nothing else uses, because they would be on other
+machines.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import statistics
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -44,7 +45,6 @@ _WARM_UP: Final = 10.0
 # Seconds after the begin of a phase that do not count: pages load.
 _SETTLING: Final = 5.0
 _RECORDED: Final = 33.0
-_NICE: Final = 19
 # The backends of the dashboard are those of its role.
 _ROLE: Final = "gen_durable_bench_dash"
 
@@ -166,14 +166,14 @@ async def _recorded(dsn: str, address: str) -> list[Visit]:
 
 
 @asynccontextmanager
-async def _program(*arguments: str, nice: int = 0, **environment: str) -> AsyncGenerator[Process]:
+async def _program(*arguments: str, yields: bool = False, **environment: str) -> AsyncGenerator[Process]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *arguments,
         stdin=PIPE,
         stdout=PIPE,
         env={**os.environ, **environment},  # noqa: TID251 - of a child
-        preexec_fn=lambda: os.nice(nice) and None,
+        preexec_fn=(lambda: _yield_to_others(0)) if yields else None,
     )
     try:
         yield process
@@ -201,7 +201,7 @@ async def _dashboard(dsn: str) -> AsyncGenerator[tuple[str, Process]]:
 @asynccontextmanager
 async def _clients(address: str, visits: list[Visit]) -> AsyncGenerator[Process]:
     arguments = ("-m", "bench.dashboard.soak_clients", address, TOKEN, str(_PAGES))
-    async with _program(*arguments, nice=_NICE) as process:
+    async with _program(*arguments, yields=True) as process:
         assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018 - they are pipes
         process.stdin.write(msgspec.json.encode(visits))
         process.stdin.close()
@@ -228,9 +228,16 @@ async def _chromium(address: str) -> AsyncGenerator[int]:
             page = await context.new_page()
             await page.goto(address + path)
         for pid in filter(_is_browser, _descendants(os.getpid())):
-            os.setpriority(os.PRIO_PROCESS, pid, _NICE)
+            _yield_to_others(pid)
         yield os.getpid()
         await browser.close()
+
+
+def _yield_to_others(pid: int) -> None:
+    """Run the threads of a process only when no other process wants to run."""
+    for thread in Path(f"/proc/{pid or 'self'}/task").iterdir():
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
 
 
 def _descendants(pid: int) -> list[int]:

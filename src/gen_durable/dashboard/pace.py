@@ -7,7 +7,7 @@ from typing import Final
 __all__ = ["Pace", "pause_after"]
 
 # Reads of one figure may take this part of the time.
-_MAX_LOAD: Final = 0.02
+_MAX_LOAD: Final = 0.005
 # Seconds. After a longer pause, pages would show old figures.
 _MAX_PAUSE: Final = 5.0
 
