@@ -63,7 +63,7 @@ class Phase(NamedTuple):
 
 
 async def measure_soak(dsn: str, minutes: float, *, is_recorded: bool) -> bool:
-    """Print all phases and their medians; return whether open pages cost less than 5 % of the throughput."""
+    """Print all phases and their means; return whether open pages cost less than 5 % of the throughput."""
     pairs = max(1, round(minutes * 60 / _PHASE / 2))
     async with AsyncExitStack() as stack:
         await _prepare(dsn)
@@ -265,7 +265,7 @@ def _is_browser(pid: int) -> bool:
 
 def _ratio(quiet: list[Phase], busy: list[Phase]) -> float:
     """The steps of all phases with pages, as a share of those without. Single phases vary by more than the limit."""
-    return sum(one.steps for one in busy) / sum(one.steps for one in quiet)
+    return _mean(busy).steps / _mean(quiet).steps
 
 
 def _pairs(quiet: list[Phase], busy: list[Phase]) -> str:
@@ -282,12 +282,12 @@ def _line(title: str, one: Phase) -> str:
     return f"{title:<14}" + "".join(f"{figure:>13}" for figure in _figures(one))
 
 
-def _median(phases: list[Phase]) -> Phase:
-    return Phase(*map(statistics.median, zip(*phases, strict=True)))
+def _mean(phases: list[Phase]) -> Phase:
+    return Phase(*map(statistics.mean, zip(*phases, strict=True)))
 
 
 def _recorded_table(quiet: list[Phase], busy: list[Phase]) -> str:
-    rows = [("without", *_figures(_median(quiet))), ("with 50 pages", *_figures(_median(busy)))]
+    rows = [("without", *_figures(_mean(quiet))), ("with 50 pages", *_figures(_mean(busy)))]
     table = markdown(["", "steps/s", "µs per step", *Phase._fields[1:]], rows)
     share = (
         f"Throughput with open pages: {_ratio(quiet, busy):.3f} of that without, in all phases together; "
@@ -304,11 +304,11 @@ def _table(quiet: list[Phase], busy: list[Phase], visits: list[Visit]) -> str:
     return "\n".join(
         [
             f"{len(busy)} phases of {_PHASE:.0f} s each without and with {_PAGES + len(_IN_CHROMIUM)} open pages, "
-            f"which make {requests:.1f} requests/s; medians",
+            f"which make {requests:.1f} requests/s; means",
             "",
             f"{'':<14}{names}",
-            _line("without", _median(quiet)),
-            _line("with pages", _median(busy)),
+            _line("without", _mean(quiet)),
+            _line("with pages", _mean(busy)),
             "",
             "µs per step: processor time of the worker and the server, without the backends of the dashboard; "
             "others: processor time in ms per second",
