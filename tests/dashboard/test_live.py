@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -108,6 +109,39 @@ async def test_slow_reader_gets_only_the_newest_message() -> None:
     message = await anext(stream)
     assert message.count(b"event: ") == 1
     await stream.aclose()
+
+
+@pytest.mark.usefixtures("counted")
+async def test_topic_that_is_slow_to_read_is_polled_less_often() -> None:
+    reads = _Reads()
+
+    async def read_slowly(plan: Plan[Any]) -> int:
+        await asyncio.sleep(0.05)
+        return await reads(plan)
+
+    live = Live(read_slowly, 10)
+    stream = live.stream(["counted"], "ann")
+    await anext(stream)
+    await anext(stream)
+    await asyncio.sleep(1)
+    assert reads.count > 0
+    # A single slow read does not count; after the second one, the pause is 5 s.
+    assert reads.count <= 2
+    await stream.aclose()
+
+
+async def test_answer_that_is_slow_to_read_is_kept_longer(dashboard: Dashboard) -> None:
+    made: list[str] = []
+
+    async def read(name: str, seconds: float) -> None:
+        made.append(name)
+        await asyncio.sleep(seconds)
+
+    for _ in range(2):
+        for name, seconds in (("slow", 0.05), ("fast", 0)):
+            await dashboard._board.shared(name, 0.01, partial(read, name, seconds))
+        await asyncio.sleep(0.5)
+    assert made == ["slow", "fast", "fast"]
 
 
 async def test_streams_are_bounded() -> None:

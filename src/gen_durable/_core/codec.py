@@ -27,7 +27,16 @@ from .mappings import unknown_key
 from .measure import MAX_GROWTH, excess, outside_strings
 from .roundtrip import change, dump_model, inner_place, is_equal
 
-__all__ = ["MAX_DEPTH", "MAX_DIGITS", "What", "convert", "decode", "encode", "encode_if_changed", "text_of"]
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_DIGITS",
+    "ValueName",
+    "convert",
+    "decode",
+    "encode",
+    "encode_if_changed",
+    "text_of",
+]
 
 MAX_DEPTH: Final = 100
 # numeric holds more, but then a few bytes of JSON ("1e100000") become a hundred kilobytes.
@@ -55,16 +64,16 @@ _PLACE: Final = re.compile(r" - at `[^`]*`(?: in `[^`]*`)?$")
 _UNREADABLE: Final = (TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
-What: TypeAlias = str | tuple[str, str, int]
+ValueName: TypeAlias = str | tuple[str, str, int]
 """What an error calls a value. The hot path gives the parts of the text: a state is named only in an error."""
 
 
-def text_of(what: What) -> str:
+def text_of(what: ValueName) -> str:
     """Return what an error calls a value."""
     return what if isinstance(what, str) else f"{what[0]} {what[1]} {what[2]}"
 
 
-def encode(value: Any, type_: Any, what: What, limit: int) -> str:
+def encode(value: Any, type_: Any, what: ValueName, limit: int) -> str:
     """Write a value of the declared type as JSON text of at most `limit` bytes in the database."""
     shape = _shape(type_, what, EncodeError)
     if value is None and shape.null_is_none:
@@ -94,7 +103,7 @@ def encode(value: Any, type_: Any, what: What, limit: int) -> str:
     return raw.decode()
 
 
-def encode_if_changed(value: Any, type_: Any, stored: str, what: What, limit: int) -> str | None:
+def encode_if_changed(value: Any, type_: Any, stored: str, what: ValueName, limit: int) -> str | None:
     """Write a value as `encode` does; `None` if it is the value of the stored text.
 
     jsonb orders keys and rewrites numbers, so the stored text is decoded and encoded again for the comparison. Texts
@@ -133,7 +142,7 @@ def convert(value: Any, type_: Any, what: str) -> Any:
     return found
 
 
-def decode(text: str | bytes, type_: Any, what: What) -> Any:
+def decode(text: str | bytes, type_: Any, what: ValueName) -> Any:
     """Read JSON text as a value of the declared type."""
     shape = _shape(type_, what, DecodeError)
     try:
@@ -166,7 +175,7 @@ class _Shape(msgspec.Struct, frozen=True):
     nesting nor a long number."""
 
 
-def _shape(type_: Any, what: What, error: type[EncodeError] | type[DecodeError]) -> _Shape:
+def _shape(type_: Any, what: ValueName, error: type[EncodeError] | type[DecodeError]) -> _Shape:
     try:
         return _cached_shape(type_)
     except (TypeError, NameError):

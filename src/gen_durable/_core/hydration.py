@@ -16,7 +16,7 @@ from ..errors import DecodeError, NotLoadedError
 from ..instance import Child, Compensation, Failure, Instance, Status
 from ..progress import Progress
 from ..signals import Inbox, Message
-from .codec import What, decode, text_of
+from .codec import ValueName, decode, text_of
 from .model import ChildContent, ChildRow, Execution, SignalRow
 from .registry import Registry
 from .upgrading import upgraded
@@ -123,7 +123,7 @@ def state_of(execution: Execution, machine: MachineDef) -> Any:
     return stored_state(execution.state, execution.version, machine, what)
 
 
-def stored_state(text: str, version: int, machine: MachineDef, what: What) -> Any:
+def stored_state(text: str, version: int, machine: MachineDef, what: ValueName) -> Any:
     """Decode a state that is stored with this version of the machine.
 
     SQL producers that give no state insert `{}`. For a machine without state that means `None`.

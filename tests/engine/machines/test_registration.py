@@ -137,7 +137,7 @@ async def test_registration_is_renewed_only_if_no_live_worker_has_it(database: D
     await database.run_in_transaction(machines.register(old))
     assert await database.run(workers.announce(rows[0], AN_HOUR)) == workers.Foreign(False, False)
     await database.run_in_transaction(machines.register(new))
-    # Between its two statements the worker is not live yet.
+    # The worker that has registered this is not live.
     assert await database.run(workers.announce(rows[0], AN_HOUR)) == workers.Foreign(True, True)
     assert await database.run(workers.announce(rows[1], AN_HOUR)) == workers.Foreign(False, False)
     assert await database.run(workers.announce(rows[0], AN_HOUR)) == workers.Foreign(True, False)

@@ -236,16 +236,10 @@ def _insert_of(one: StoredGraph, facts: RegisteredMachine) -> Action:
 def _advanced(one: StoredGraph, facts: RegisteredMachine) -> list[Field]:
     """The options of an insert that are seldom given."""
     steps = tuple((step, step) for step in facts.steps or ())
-    hint = "Empty: the initial step of the machine."
     fields = [
-        Field(
-            name="step",
-            label="First step",
-            hint=None if steps else hint,
-            options=(("", "initial step"), *steps),
-        )
+        Field(name="step", label="First step", options=(("", "initial step"), *steps))
         if steps
-        else Field(name="step", label="First step", hint=hint),
+        else Field(name="step", label="First step", hint="Empty: the initial step of the machine."),
         Field(name="queue", label="Queue", hint=f"Empty: {one.queue}."),
         Field(
             name="priority",
